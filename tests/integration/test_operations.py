@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,16 +36,16 @@ MODULE = "operators_table"
 class Desk:
     """A checkpoint with one PostgreSQL sink, the server's truth, and the command line."""
 
-    def __init__(self, folder: Path, dsn: str, schema: str, truth: Truth) -> None:
+    def __init__(self, folder: Path, dsn: str, schema: str, truth: Truth, **way: Any) -> None:
         self.table = f"{schema}.orders"
         self.schema = schema
         self.truth = truth
         truth.execute(f"CREATE TABLE {self.table} (id bigint)")
-        options = f"{dsn!r}, table={self.table!r}, marker_schema={schema!r}"
+        options = f"{dsn!r}, table={self.table!r}, marker_schema={schema!r}, **{way!r}"
         (folder / f"{MODULE}.py").write_text(
             f"from epochsink import Postgres\nSINKS = {{'table': Postgres({options})}}\n"
         )
-        sink = Postgres(dsn, table=self.table, marker_schema=schema, spool=False)
+        sink = Postgres(dsn, table=self.table, marker_schema=schema, **(way or {"spool": False}))
         self._prepare_target(sink)
         self.kit = CheckpointKit(folder / "checkpoint", {"table": sink})
         self.key = identity_key(Identity(self.kit.query_id, "table"))
@@ -112,6 +112,18 @@ def desk(
     sys.modules.pop(MODULE, None)
 
 
+@pytest.fixture
+def by_task(
+    tmp_path: Path, postgres: PostgresService, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    """Return a desk whose epochs have a seal and a part for each task."""
+    monkeypatch.chdir(tmp_path)
+    made = Desk(tmp_path, postgres.dsn, pg_schema, pg_truth, atomic=False)
+    yield made
+    made.kit.close()
+    sys.modules.pop(MODULE, None)
+
+
 def test_recover_commits_the_decided_and_rolls_back_the_leftover(desk: Desk) -> None:
     desk.decided(0, 1, 2)
     desk.kit.write(1, {"table": rows(3)})
@@ -163,6 +175,20 @@ def test_an_unknown_epoch_is_closed_as_committed(desk: Desk) -> None:
     assert result.exit_code == 0, result.output
     assert desk.kit.history().done == {0}
     assert desk.visible() == []
+
+
+@pytest.mark.parametrize("word", ["committed", "replay"])
+def test_no_task_is_committed_by_word_if_another_attempt_has_the_epoch(by_task: Desk, word: str) -> None:
+    """Its rows would be there twice: parts of tasks have no marker in common, only the seal has."""
+    by_task.kit.record(0, {"table": [rows(1), rows(2)]})
+    by_task.kit.decide(0)
+    (seal,) = [gid for gid in by_task.prepared() if ":all" in gid]
+    by_task.truth.execute(f"ROLLBACK PREPARED '{seal}'")
+    by_task.mark_as_another(0)
+    result = by_task.run("resolve", "0", "--sink", "table", "--as", word)
+    assert result.exit_code == (0 if word == "committed" else 1), result.output
+    assert by_task.visible() == []
+    assert by_task.kit.history().done == ({0} if word == "committed" else set())
 
 
 def test_a_replay_by_word_cannot_apply_an_epoch_that_has_a_marker(desk: Desk) -> None:

@@ -108,7 +108,7 @@ def test_a_vote_may_be_repeated(mode: dict[str, Any], table: str, pg_driver: Mak
     driver = pg_driver(table, orders(1), **mode)
     written = driver.write(0, orders(1), orders(2))
     assert driver.vote(written) == driver.vote(written)
-    assert len(pg_truth.prepared()) == {"prepared": 1, "staged": 0}.get(mode.get("commit", ""), 2)
+    assert len(pg_truth.prepared()) == {"prepared": 1, "staged": 0}.get(mode.get("commit", ""), 3)
 
 
 @pytest.mark.parametrize("mode", GIDS)
@@ -219,6 +219,72 @@ def test_an_epoch_that_is_applied_already_stops_the_vote(
     assert pg_truth.count(table) == 1
 
 
+def test_of_two_copies_whose_tasks_have_prepared_an_epoch_one_gets_it(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Parts of tasks have no marker in common; the seal has, so that the second vote waits, and is then refused."""
+    driver = pg_driver(table, orders(1), atomic=False, timeout=1)
+    driver.run(0, orders(0))
+    other = driver.restart()
+    ours, theirs = driver.write(1, orders(1), orders(2)), other.write(1, orders(1), orders(2))
+    parts = driver.vote(ours)
+    with pytest.raises(PrepareFailed, match="lock timeout"):
+        other.vote(theirs)
+    assert outcomes(driver, ours, parts) == {Outcome.COMMITTED}
+    with pytest.raises(WentBack, match="already applied"):
+        other.vote(theirs)
+    other.committer.abort_orphans([])
+    assert pg_truth.prepared() == []
+    assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(3)]
+
+
+def test_a_seal_that_is_gone_is_prepared_again_before_a_task_is_committed(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """What is still prepared waits for it, and stays as it is. Nothing is, while the epoch before is missing."""
+    driver = pg_driver(table, orders(1), atomic=False, timeout=1)
+    written, parts = driver.prepare(0, orders(0))
+    driver.commit(written, parts)
+    last = LastDone(0, written.epoch.attempt, tuple(parts))
+    written, parts = driver.prepare(1, orders(1), orders(2), orders(3))
+    for part in parts[0], parts[3]:
+        pg_truth.execute(f"ROLLBACK PREPARED '{part['gid']}'")
+    found = driver.committer.commit_all(written.epoch, parts, written.rows, last)
+    assert {verdict.outcome for verdict in found} == {Outcome.ABORTED}
+    assert "waits for the seal" in found[1].evidence
+    assert "marker is absent" in found[3].evidence
+    assert sorted(pg_truth.prepared()) == gids(parts[1:3])
+
+    def again(part: Committable) -> Committable:
+        return driver.committer.replay(written.epoch, part, written.rows, uuid.uuid4().hex, last)
+
+    marker = f"{pg_schema}.marker"
+    pg_truth.execute(f"UPDATE {marker} SET epoch = 7 WHERE epoch = 0 AND part = 'all'")  # noqa: S608 - our own names
+    with pytest.raises(WentBack):
+        again(parts[0])
+    pg_truth.execute(f"UPDATE {marker} SET epoch = 0 WHERE epoch = 7")  # noqa: S608 - our own names
+    replayed = [again(part) for part in parts]
+    assert replayed[1:3] == parts[1:3]
+    assert sorted(pg_truth.prepared()) == gids(replayed)
+    found = driver.committer.commit_all(written.epoch, replayed, written.rows, last)
+    assert {verdict.outcome for verdict in found} == {Outcome.COMMITTED}
+    driver.committer.verify_applied(LastDone(1, written.epoch.attempt, tuple(replayed)), None)
+    assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(4)]
+
+
+def test_no_task_is_committed_while_its_seal_is_another_attempts(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Unknown for all of the epoch: it stays recorded, and nothing of it is shown."""
+    driver = pg_driver(table, orders(1), atomic=False)
+    written, parts = driver.prepare(0, *(orders(number) for number in range(20)))
+    driver.commit(written, parts[:1])
+    pg_truth.execute(f"UPDATE {pg_schema}.marker SET attempt = 'other' WHERE part = 'all'")  # noqa: S608 - our own names
+    found = driver.committer.commit_all(written.epoch, parts, written.rows)
+    assert {verdict.outcome for verdict in found} == {Outcome.UNKNOWN}
+    assert pg_truth.count(table) == 0
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_two_drivers_that_commit_at_once_apply_an_epoch_once(
     mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
@@ -270,7 +336,7 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
     driver = pg_driver(table, orders(1), atomic=False)
     written, parts = driver.prepare(0, *(orders(number) for number in range(24)))
     pg_truth.execute(f"ROLLBACK PREPARED '{parts[5]['gid']}'")
-    gid_of = {index: part["gid"] for index, part in enumerate(parts)}
+    gid_of = {index: part["gid"] for index, part in enumerate(parts) if index}
     opened: list[str] = []
     connect = Server.connect
 
@@ -287,9 +353,9 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
     assert len(committed) == 22, committed
     found = [verdict.outcome for verdict in driver.commit(written, parts)]
     assert [index for index, outcome in enumerate(found) if outcome is not Outcome.COMMITTED] == [5]
-    assert sorted(pg_truth.rows(table)) == [(n, f"x{n}") for n in range(24) if n != 5]
+    assert sorted(pg_truth.rows(table)) == [(n, f"x{n}") for n in range(24) if n != 4]
     assert pg_truth.prepared() == []
-    few = {index: gid_of[index] for index in range(3)}
+    few = {index: gid_of[index] for index in range(1, 4)}
     assert module.commit_side_by_side(Server.of(driver.sink), "epochsink", few, 30) == set()
 
 

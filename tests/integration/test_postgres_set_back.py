@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
-from fix_postgres import Truth
+from fix_postgres import Truth, gids
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
 from epochsink.errors import WentBack
+from epochsink.identity import PreparedName
 from epochsink.postgres import Postgres
 from epochsink.protocol.coordinator import Plan
 from epochsink.sink import Ballot, Epoch, LastDone, Outcome
@@ -77,18 +78,78 @@ def test_a_restored_table_is_noticed_before_the_vote_in_it_and_before_the_commit
         driver.committer.verify_applied(last, None)
 
 
+@pytest.mark.parametrize("mode", [MODES[0], MODES[2]])
 def test_a_commit_that_a_failover_has_lost_is_made_again_and_never_rolled_back(
-    table: str, pg_driver: MakeDriver, pg_truth: Truth
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
     """The standby has PREPARE TRANSACTION and lacks COMMIT PREPARED; the ledger calls the epoch done."""
-    driver = pg_driver(table, orders(1), commit="prepared")
+    driver = pg_driver(table, orders(1), **mode)
     driver.run(0, orders(0))
     written, parts = driver.prepare(1, orders(1))
     with pytest.raises(WentBack, match="its epoch is done"):
         driver.committer.abort_orphans([], parts)
-    assert len(pg_truth.prepared()) == 1
+    assert sorted(pg_truth.prepared()) == gids(parts)
     driver.committer.verify_applied(LastDone(1, written.epoch.attempt, tuple(parts)), None)
     assert pg_truth.prepared() == []
+    assert pg_truth.rows(table) == [(0,), (1,)]
+
+
+def test_a_failover_that_has_lost_the_epoch_before_is_not_hidden_by_tasks_that_prepared_beside_its_commit(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The standby has what the tasks of epoch 2 prepared, and neither the commit of epoch 1 nor the seal of epoch 2."""
+    driver = pg_driver(table, orders(1), atomic=False)
+    driver.run(0, orders(0))
+    _, before = driver.prepare(1, orders(1))
+    written = driver.write(2, orders(2), orders(3))
+    seal = str(PreparedName.of(driver.identity, written.epoch, "all"))
+    parts = [{**before[0], "gid": seal, "attempt": written.epoch.attempt}, *written.committables]
+    with pytest.raises(WentBack, match="the rows of epochs 1 to 2 are missing"):
+        driver.committer.verify_applied(LastDone(2, written.epoch.attempt, tuple(parts)), None)
+    assert sorted(pg_truth.prepared()) == sorted([*gids(before), *gids(written.committables)])
+    assert pg_truth.rows(table) == [(0,)]
+
+
+def test_an_epoch_that_an_older_version_recorded_without_a_seal_is_committed_and_committed_again(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1), atomic=False)
+    written, (seal, *parts) = driver.prepare(0, orders(0), orders(1))
+    pg_truth.execute(f"ROLLBACK PREPARED '{seal['gid']}'")
+    driver.commit(written, parts)
+    last = LastDone(0, written.epoch.attempt, tuple(parts))
+    driver.committer.verify_applied(last, None)
+    written, voted = driver.prepare(1, orders(2), orders(3))
+    pg_truth.execute(f"ROLLBACK PREPARED '{voted[0]['gid']}'")
+    driver.commit(written, voted[1:2])
+    driver.committer.verify_applied(LastDone(1, written.epoch.attempt, tuple(voted[1:])), None)
+    assert pg_truth.prepared() == []
+    assert pg_truth.rows(table) == [(0,), (1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("key", [None, "id"], ids=["append", "upsert"])
+def test_a_seal_that_a_failover_has_lost_beside_rows_that_are_there_is_repaired_where_no_later_row_is_replaced(
+    key: str | None, table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The driver committed the seal before the failover, and the tasks' transactions after it."""
+    pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+    driver = pg_driver(table, orders(1), atomic=False, key=key)
+    written, parts = driver.prepare(0, orders(0), orders(1))
+    driver.commit(written, parts)
+    pg_truth.execute(f"DELETE FROM {pg_schema}.marker WHERE epoch = 0 AND part = 'all'")  # noqa: S608 - our own names
+    last, participant = LastDone(0, written.epoch.attempt, tuple(parts)), driver.committer.participant
+    with pytest.raises(WentBack, match="markers of some parts of epoch 0") as caught:
+        driver.committer.verify_applied(last, None)
+    assert caught.value.facts["lacks_from"] == 0
+    if key:
+        with pytest.raises(WentBack, match="without its seal"):
+            participant.lacking("table", last)
+        return
+    assert participant.lacking("table", last) == parts[:1]
+    ballots = {"table": Ballot(parts[:1], written.rows, LastDone(-1, "", ()))}
+    (verdict,) = participant.reapply(written.epoch, ballots, None)["table"]
+    assert verdict.outcome is Outcome.COMMITTED
+    driver.committer.verify_applied(last, None)
     assert pg_truth.rows(table) == [(0,), (1,)]
 
 
@@ -225,6 +286,20 @@ def test_markers_lost_while_an_epoch_is_applied_and_not_done_double_no_row(
     with pytest.raises(WentBack, match="no marker of this query any more"):
         query.start()
     query.accept("1")
+    query.start()
+    query.run(2)
+    assert query.ids() == [0, 1, 2]
+
+
+def test_a_seal_that_a_failover_has_lost_beside_rows_of_an_epoch_that_is_not_done_is_made_again(
+    table: str, pg_schema: str, pg_truth: Truth, make_query: MakeQuery
+) -> None:
+    """The seal was committed before the failover, a task's rows after it, and then the driver died."""
+    query = make_query(table, atomic=False)
+    query.run(0)
+    query.record(1)
+    query.commit_and_die(1)
+    pg_truth.execute(f"DELETE FROM {pg_schema}.marker WHERE epoch = 1 AND part = 'all'")  # noqa: S608 - our own names
     query.start()
     query.run(2)
     assert query.ids() == [0, 1, 2]

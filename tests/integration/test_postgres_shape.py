@@ -230,7 +230,7 @@ def test_an_epoch_of_before_a_column_was_added_is_committed_as_it_was_recorded(
         later.committer.abort_orphans([])
         assert later.committer.check(wide.schema) == []
         assert outcomes(later, written, parts) == {Outcome.ABORTED}
-        parts = [later.committer.replay(written.epoch, parts[0], written.rows, uuid.uuid4().hex)]
+        parts = [later.committer.replay(written.epoch, part, written.rows, uuid.uuid4().hex) for part in parts]
     assert outcomes(later, written, parts) == {Outcome.COMMITTED}
     assert later.committer.check(wide.schema) == []
     later.committer.finish(written.epoch, parts)

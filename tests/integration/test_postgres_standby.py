@@ -7,6 +7,7 @@ import time
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from fix_postgres import Driver, Truth
@@ -46,8 +47,25 @@ class Primary:
         self.truth.execute("CREATE TABLE orders (id bigint)")
 
     def lose_standby(self) -> None:
+        """Return once commits wait for it: what SHOW says, the process that decides that may read much later."""
         self._set("synchronous_standby_names = 'away'")
         self.truth.execute("SET synchronous_commit = local")
+        wait_until(self._commits_wait, "a commit waits for the standby")
+
+    def _commits_wait(self) -> bool:
+        found: list[tuple[Any, ...]] = []
+
+        def look() -> bool:
+            found[:] = self.truth.execute(*asked)
+            return bool(found)
+
+        with closing(psycopg.connect(self.server.dsn, autocommit=True)) as probe:
+            probe.pgconn.send_query(b"SELECT pg_logical_emit_message(true, 'probe', '')")
+            query = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s AND query <> '' AND wait_event = ANY (%s)"
+            asked = query, probe.info.backend_pid, ["ClientRead", "SyncRep"]
+            wait_until(look, "the probe has committed, or waits")
+            self.truth.execute("SELECT pg_terminate_backend(%s)", probe.info.backend_pid)
+        return found == [("SyncRep",)]
 
     def regain_standby(self) -> None:
         self._set("synchronous_standby_names = ''")

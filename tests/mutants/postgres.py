@@ -148,10 +148,54 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/vote.py",
-        "            share.table.expect(connection, share.after)\n        for share",
+        "            share.table.expect(connection, share.after, share.own)\n        for share",
         "            pass\n        for share",
         f"{SET_BACK} -k 'before_the_vote_in_it and prepared'",
         "epochs on top of a restored table that lacks those before them",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "    seal = prepare_seal(connection, epoch, {table.identity.sink: share})\n",
+        "    gid = str(PreparedName.of(table.identity, epoch, WHOLE))\n"
+        "    seal = Part(epoch.attempt, {table.identity.sink: empty}, gid, place)\n",
+        f"{OUTCOMES} -k of_two_copies",
+        "the rows of an epoch twice, by the tasks of two drivers on copies of the checkpoint",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "    if not all(part in left or is_marked for part, is_marked in zip(parts, marked, strict=True)):\n"
+        "        return False\n",
+        "",
+        f"{SET_BACK} -k prepared_beside_its_commit",
+        "an epoch that a failover has lost, behind the next one, which is committed again",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "            if sealed.outcome is Outcome.UNKNOWN:\n",
+        "            if False:\n",
+        f"{OUTCOMES} -k seal_is_another_attempts",
+        "rows of tasks whose epoch another attempt has applied",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "            if sealed.outcome is Outcome.ABORTED:\n",
+        "            if False:\n",
+        f"{OUTCOMES} -k seal_that_is_gone",
+        "rows of tasks without the seal that keeps those of another attempt out",
+    ),
+    Mutant(
+        "postgres/committer.py",
+        "                shares[name] = Share(table, member, after if after and after.parts else None, own)\n",
+        "                shares[name] = Share(table, member, after if after and after.parts else None)\n",
+        f"{SET_BACK} -k 'beside_rows_of_an_epoch'",
+        "a query that cannot go on after a failover between the commits of an epoch's parts",
+    ),
+    Mutant(
+        "postgres/committer.py",
+        "                    if still_prepared(connection, {str(recorded.gid)}):\n",
+        "                    if False:\n",
+        f"{OUTCOMES} -k seal_that_is_gone",
+        "a query that cannot go on: rows that are still prepared are in the way of those that are prepared again",
     ),
     Mutant(
         "postgres/staging.py",

@@ -456,6 +456,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "sink/marks.py",
+        " or mark.epoch > (done.epoch if done else -1):",
+        ":",
+        MARKS,
+        "an epoch of another copy of the checkpoint, before the first one here, that nobody notices",
+    ),
+    Mutant(
+        "sink/marks.py",
         "    may = marks_of(pending) if pending else {}",
         "    may = {}",
         MARKS,
@@ -695,6 +702,18 @@ MUTANTS: list[Mutant] = [
         "else:",
         COORDINATOR + " -k disputed",
         "a record with only some of the rows, committed in place of the whole epoch",
+    ),
+    Mutant(
+        "protocol/coordinator.py",
+        """            self._run.ledger.verify()
+            with self._run.if_ours(participant):
+                participant.fence()
+""",
+        """            with self._run.if_ours(participant):
+                participant.fence()
+""",
+        COORDINATOR + " -k takes_no_fence",
+        "a superseded driver that stops its successor as it wakes up",
     ),
     Mutant(
         "protocol/coordinator.py",

@@ -1,6 +1,6 @@
 """PostgreSQL with ``atomic=False`` over the in-memory server: each task prepares a transaction of its own.
 
-So an epoch has as many parts as tasks, and they become visible, or are lost, one by one.
+So an epoch has a part for each task, and they become visible, or are lost, one by one; and before them a seal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import PreparedName, identity_key
-from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
+from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Outcome, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, UNKNOWN, twice
 from simulation.postgres_port import PreparedPort
 from simulation.targets import Postgres, PreparedRows, Staged
@@ -20,8 +20,12 @@ from simulation.targets import Postgres, PreparedRows, Staged
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from epochsink.sink import Committable
+    from epochsink.sink import Ballot, Committable
     from simulation.readers import Row
+
+
+SEAL = "all"
+"""What the marker of a whole epoch calls its part."""
 
 
 @dataclass(slots=True)
@@ -46,6 +50,20 @@ class ByTaskPostgres(Postgres):
         """Return the newest epoch with a marker row, -1 if none."""
         return max((number for owner, number, _ in self.markers if owner == key), default=-1)
 
+    def agrees(self, key: str, done: LastDone | None, pending: LastDone | None) -> bool:
+        """Whether the marker rows are those of the newest epoch that is done, or of the pending one."""
+        found = self.marks(key, done.epoch if done else None, marks_of(done) if done else ())
+        try:
+            verify_marks("sink T", found, done, pending, marks_of)
+        except WentBack:
+            return False
+        return True
+
+    def seal(self, gid: str, prepared: PreparedRows, after: LastDone | None, own: LastDone | None) -> str:
+        """PREPARE TRANSACTION of a seal, which sees the markers of the epoch before and of its ``own`` at the most."""
+        there = after is None or self.agrees(prepared.marker[0], after, own)
+        return self.prepare(gid, prepared) if there else "BEHIND"
+
     def alter_marker(self, by: Mark) -> bool:
         """Write a marker row at the newest or above; return whether it was possible."""
         for key, number, part in sorted(self.markers)[-1:]:
@@ -60,6 +78,7 @@ class ByTaskPort(PreparedPort):
     """Tasks prepare; the vote looks whether all is there."""
 
     letter = "T"
+    _is_sealed = True
 
     def begin(self, task: Task, attempt_number: int = 0) -> PreparingTask:  # type: ignore[override] # another kind
         """Open a transaction."""
@@ -88,13 +107,42 @@ class ByTaskPort(PreparedPort):
         there = self._step("T prepared", lambda: set(self.target.prepared), reads=True)
         if gone := [part["gid"] for part in written if part["gid"] not in there]:
             raise PrepareFailed(f"{gone} are not in pg_prepared_xacts")
-        return [{**part, **self.prepared_with(epoch)} for part in written]
+        parts = [self.prepare_seal(epoch, after), *written]
+        return [{**part, **self.prepared_with(epoch)} for part in parts]
+
+    def prepare_seal(self, epoch: Epoch, after: LastDone | None, own: LastDone | None = None) -> Committable:
+        """PREPARE TRANSACTION of a marker and no rows."""
+        gid = str(PreparedName(self._key, self._identity.generation, epoch.number, epoch.attempt, SEAL))
+        empty = PreparedRows((self._key, epoch.number, SEAL), epoch.attempt, [])
+        self.refuse(epoch, self._step("T seal", lambda: self.target.seal(gid, empty, after, own)))
+        return {"gid": gid, "attempt": epoch.attempt, "task": SEAL}
 
     def commit_at_once(
         self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None
     ) -> Collection[int]:
-        """COMMIT PREPARED of all parts, each in a session of its own; return those of which the server has said so."""
-        return [index for index, part in enumerate(parts) if self.is_committed(part)]
+        """COMMIT PREPARED of all parts, each in a session of its own; return those of which the server has said so.
+
+        The seal first: without it none of them.
+        """
+        self._is_sealed = parts[0]["task"] != SEAL or self.is_committed(parts[0])
+        if not self._is_sealed:
+            return ()
+        return [index for index, part in enumerate(parts) if part["task"] == SEAL or self.is_committed(part)]
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        """COMMIT PREPARED, unless the seal that came with the part is not committed: then it waits for that."""
+        gid = part["gid"]
+        if part["task"] == SEAL or self._is_sealed:
+            verdict = super().commit(epoch, part, rows, after)
+            self._is_sealed = verdict.outcome is Outcome.COMMITTED or part["task"] != SEAL
+            return verdict
+        if self.is_prepared(gid):
+            return Verdict(ABORTED, f"{gid} waits for its seal")
+        return self.judge(epoch, part, "42704")
+
+    def is_prepared(self, gid: str) -> bool:
+        """Look for a prepared transaction."""
+        return bool(self._step("T look", lambda: gid in self.target.prepared, reads=True))
 
     def is_committed(self, part: Committable) -> bool:
         """Commit a part once; return whether that is certain."""
@@ -116,12 +164,17 @@ class ByTaskPort(PreparedPort):
             return COMMITTED
         return Verdict(ABORTED if attempt is None else UNKNOWN, f"{evidence}, and the marker of attempt {attempt}")
 
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
-        """Prepare one task's rows again."""
+    def replay_of(self, epoch: Epoch, part: Committable, ballot: Ballot, attempt: str) -> Committable:
+        """Prepare the seal or one task's rows again, unless these are there and only waited for the seal."""
         self.apply_with(epoch, part)
-        again, kept = Epoch(epoch.number, attempt), list[Any](rows.read(part["task"]))
+        again = Epoch(epoch.number, attempt)
+        if part["task"] == SEAL:
+            after, own = ballot.after, LastDone(epoch.number, epoch.attempt, tuple(ballot.parts))
+            made = self.prepare_seal(again, after if after and after.parts else None, own)
+            return made | {"options": self.options_of(part)}
+        if self.is_prepared(part["gid"]):
+            return part
+        kept = list[Any](ballot.rows.read(part["task"]))
         made = self.prepare_rows(self._key, self._identity.generation, again, part["task"], kept)
         return made | {"options": self.options_of(part)}
 
@@ -136,6 +189,13 @@ class ByTaskPort(PreparedPort):
             if done is None or not self.finish_again(done):
                 raise
             self.compare(done, pending)
+
+    def finish_again(self, done: LastDone) -> bool:
+        """Commit nothing unless each part, and so the seal, is prepared or has its marker."""
+        there = self._step("T list", lambda: set(self.target.prepared), reads=True)
+        if any(self.lacks(done, part) for part in done.parts if part["gid"] not in there):
+            return False
+        return super().finish_again(done)
 
     def compare(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Raise `WentBack` unless the marker rows say what the ledger does."""

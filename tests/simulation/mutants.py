@@ -45,7 +45,7 @@ LOGGED = Variant(ports={"K": KafkaLogPort}, kept="K")
 
 
 MUTANTS = (
-    Mutant("ledger without a fence", Variant(ledger=machine.Unfenced), "K", ((31, ("pause", 36, 6)),)),
+    Mutant("ledger without a fence", Variant(ledger=machine.Unfenced), "K", ((33, ("pause", 36, 3)),)),
     Mutant(
         "appends behind its successor's entries",
         Variant(ledger=machine.BehindItsSuccessor),
@@ -159,7 +159,7 @@ MUTANTS = (
         "a superseded driver ends what it has recorded",
         Variant(coordinator=made_of(sweep=machine.EndsWhatIsRecorded), spool=False),
         "P",
-        ((2, ("pause", 30, 4)),),
+        ((5, ("pause", 28, 5)),),
         NO_SPOOL,
     ),
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS = (
         "AB",
         (),
     ),
-    Mutant("losers hold readers back", Variant(ports={"K": sink.KafkaLeavesLosers}), "K", ((25, ("loser", 1, 0)),)),
+    Mutant("losers hold readers back", Variant(ports={"K": sink.KafkaLeavesLosers}), "K", ((75, ("loser", 1, 0)),)),
     Mutant("one of two sinks marks what they share", Variant(ports={"A": sink.MarksOne}), "AB", ()),
     Mutant(
         "a shared transaction is prepared again for one sink",
@@ -343,7 +343,7 @@ MUTANTS = (
         "two copies apply one epoch to an index",
         Variant(ports={"E": world.SearchClaimsNothing}),
         "E",
-        ((39, ("copy",)), (53, ("stall", 25))),
+        ((29, ("copy",)), (45, ("stall", 27))),
     ),
     Mutant(
         "any incarnation of the index will do",
@@ -468,7 +468,7 @@ MUTANTS = (
         "a repair looks at the newest marker only",
         Variant(retains=True, ports={"T": repair.LooksAtTheNewestMarker}),
         "T",
-        ((92, ("back", "T", 3)),),
+        ((95, ("back", "T", 4)),),
         RETAINS,
     ),
     Mutant(

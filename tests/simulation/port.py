@@ -14,7 +14,7 @@ from epochsink.sink import Epoch, Identity, Outcome, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from epochsink.sink import Committable, LastDone, Recorded
+    from epochsink.sink import Ballot, Committable, LastDone, Recorded
     from simulation.readers import Row
     from simulation.steps import Stepper
     from simulation.world import World
@@ -116,6 +116,11 @@ class PortBase:
         """Do nothing: no reader waits for what others have prepared."""
         del parts, recorded
         return []
+
+    def replay_of(self, epoch: Epoch, part: Committable, ballot: Ballot, attempt: str) -> Committable:
+        """Prepare a part of a ballot again."""
+        replayed: Committable = self.replay(epoch, part, ballot.rows, attempt, ballot.after)  # type: ignore[attr-defined] # each port has it
+        return replayed
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: what is committed is visible."""

@@ -100,7 +100,7 @@ class PortParticipant(Participant):
         replayed: Committable = (
             self.members[name].replay_together(epoch, part, self._voters(ballots), attempt)
             if others
-            else self.members[name].replay(epoch, part, ballot.rows, attempt, ballot.after)
+            else self.members[name].replay_of(epoch, part, ballot, attempt)
         )
         return replayed
 
@@ -126,6 +126,8 @@ class PortParticipant(Participant):
                 found = self.commit(epoch, shared)
             for name, verdict in found.items():
                 verdicts[name] += verdict
+            if any(verdict.outcome is not Outcome.COMMITTED for (verdict,) in found.values()):
+                break
             self.finish(epoch, shared)
         return verdicts
 

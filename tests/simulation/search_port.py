@@ -85,21 +85,16 @@ class SearchPort(PortBase):
         marker = self._marker()
         seen = None if marker is None else marker[0]
         if seen is not None and seen.epoch >= epoch.number:
-            same = seen.epoch > epoch.number or seen.attempt == epoch.attempt
-            return COMMITTED if same else Verdict(UNKNOWN, f"the marker of attempt {seen.attempt}")
+            return _told(seen, epoch)
         if after is not None:
             verify_marks(f"index {self.letter}", {} if seen is None else {"all": seen}, after, None, marks_of)
         incarnation = self._incarnation()
         try:
             spooled = read_rows(rows)
         except SpoolMissing as gone:
-            newest = self.newest()
-            done = newest is not None and newest >= epoch.number
-            if not done and isinstance(gone, SpoolDamaged):
-                raise
-            return COMMITTED if done else Verdict(UNKNOWN, f"{gone}, and no marker")
+            return self._without_rows(epoch, gone)
         self.apply_with(epoch, part)
-        self.claim(Mark(epoch.number, epoch.attempt))
+        self.claim(Mark(epoch.number, epoch.attempt), _done(seen, after))
         version = self._identity.origin["base"] + epoch.number
         documents = self.documents(epoch, spooled)
         for some in (documents[:1], documents[1:]):
@@ -112,15 +107,25 @@ class SearchPort(PortBase):
         answer = twice(lambda: self.write_mark(mark, incarnation, seen))
         if answer == "409":
             again = self._marker()
-            if again is None or not (again[0].epoch > epoch.number or again[0] == mark):
+            if again is None or again[0].epoch < epoch.number:
                 raise WentBack("the marker has moved since it was read")
+            return _told(again[0], epoch)
         return COMMITTED
 
-    def claim(self, mark: Mark) -> None:
-        """Claim the epoch for this attempt; stop if another attempt has claimed it, or a later epoch."""
+    def _without_rows(self, epoch: Epoch, gone: SpoolMissing) -> Verdict:
+        """Return what the marker says of an epoch whose rows are gone: another driver may have applied it."""
+        marker = self._marker()
+        if marker is not None and marker[0].epoch >= epoch.number:
+            return _told(marker[0], epoch)
+        if isinstance(gone, SpoolDamaged):
+            raise gone
+        return Verdict(UNKNOWN, f"{gone}, and no marker")
+
+    def claim(self, mark: Mark, done: int) -> None:
+        """Claim the epoch for this attempt; stop if another attempt has claimed it, or any epoch after ``done``."""
         while True:
             known = self._claimed = self._claimed or self._read_claim()
-            if known is not None and known.epoch >= mark.epoch:
+            if known is not None and known.epoch > min(done, mark.epoch - 1):
                 break
             request = partial(self.target.claim, self._key, mark, known)
             answer = twice(partial(self._step, f"{self.letter} claim", request))
@@ -207,6 +212,16 @@ def newest_of_each_key(rows: list[Row]) -> list[Row]:
     """Return one row for each of the two keys, the one that came last from the source."""
     newest = {row.source % 2: row for row in sorted(rows, key=lambda row: row.source)}
     return list(newest.values())
+
+
+def _told(seen: Mark, epoch: Epoch) -> Verdict:
+    if seen == Mark(epoch.number, epoch.attempt):
+        return COMMITTED
+    return Verdict(UNKNOWN, f"the marker of attempt {seen.attempt}")
+
+
+def _done(seen: Mark | None, after: LastDone | None) -> int:
+    return max(seen.epoch if seen else -1, after.epoch if after else -1)
 
 
 def marks_of(last: LastDone) -> dict[str, Mark]:

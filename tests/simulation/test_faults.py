@@ -152,10 +152,10 @@ def test_a_target_is_set_back_or_loses_its_markers_at_every_step(sinks: str) -> 
     expect_none(explore(some, sinks, 0), 250)
 
 
-@pytest.mark.parametrize("sinks", ["K", "P", "S", "E"])
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "T"])
 def test_a_target_is_set_back_and_something_else_happens(sinks: str) -> None:
     """A seeded share of the plans with a restore and one other fault."""
-    seed = 3_000 + "KPSE".index(sinks)
+    seed = 3_000 + "KPSET".index(sinks)
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     without_copies = [fault for fault in plans.MEDIUM if fault[0] not in ("restore", "ledger", "newck")]
     random = plans.another_too(seed, steps_of(sinks, 0) + 10, plans.backwards(sinks), without_copies)

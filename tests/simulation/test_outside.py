@@ -37,7 +37,7 @@ def test_a_copy_of_the_checkpoint_runs_beside_the_original(sinks: str) -> None:
     every_step(sinks, ("copy",))
 
 
-@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "KPE"])
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "T", "KPE"])
 def test_two_copies_of_a_checkpoint_meet_in_every_instant(sinks: str) -> None:
     """One of them stalls anywhere: no row is committed by both, whatever lies between a comparison and a commit."""
     seed = 6_000 + len(sinks) + ord(sinks[0])
@@ -80,7 +80,7 @@ def test_an_epoch_of_a_restored_checkpoint_that_is_left_out_is_not_the_one_that_
 
 def test_what_comes_late_from_a_driver_whose_ledger_is_lost_stays_if_its_clock_was_ahead() -> None:
     """It has a later generation than the next driver, which therefore does not end it; no row is lost or doubled."""
-    plan: plans.Plan = ((22, ("clock",)), (23, ("delay", 64)), (25, ("ledger", -1)), (115, ("pause", 4, 8)))
+    plan: plans.Plan = ((23, ("clock",)), (24, ("delay", 64)), (25, ("ledger", -1)), (115, ("pause", 4, 8)))
     simulation = play(plan, "T", 1)
     assert verdict(simulation, plan) == []
     assert simulation.world.postgres["T"].prepared

@@ -44,7 +44,8 @@ def judged(some: Iterable[tuple[plans.Plan, Variant]], sinks: str, schedule: int
 @pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "T", "AB", "CD"])
 def test_a_target_that_was_set_back_at_any_step_is_repaired_and_the_query_goes_on(sinks: str) -> None:
     """By one to three commits, or by some requests: every row is there once in the end, and repair has nothing left."""
-    faults = [(name, sinks[0], k) for name, k in BACK]
+    # an epoch by task is three commits
+    faults = [(name, sinks[0], k + 3 * (sinks == "T" and name == "back")) for name, k in BACK]
     some = ((plan, RETAINS) for plan in plans.one_fault(steps_of(sinks, 0, RETAINS) + 10, faults))
     repaired = judged(itertools.islice(some, 0, None, 5), sinks)
     assert len(repaired) >= SHARE.fewest(15)
@@ -55,7 +56,7 @@ def test_a_target_that_was_set_back_at_any_step_is_repaired_and_the_query_goes_o
 @pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "T", "AB"])
 def test_a_repair_is_killed_at_any_step_and_typed_again(sinks: str, copies: bool) -> None:  # noqa: FBT001 - a parameter
     """Also twice, and also if every second one works on a copy of the checkpoint."""
-    plan: plans.Plan = ((steps_of(sinks, 0, RETAINS) - 1, ("back", sinks[0], 4 if sinks == "T" else 2)),)
+    plan: plans.Plan = ((steps_of(sinks, 0, RETAINS) - 1, ("back", sinks[0], 6 if sinks == "T" else 2)),)
     deaths = [(first,) for first in range(60)] + [(first, first + 3) for first in range(0, 40, 5)]
     some = ((plan, Variant(retains=True, dies_in_repair=each, repairs_on_copies=copies)) for each in deaths)
     assert len(judged(some, sinks)) >= SHARE.fewest(60)

@@ -315,7 +315,7 @@ class SearchMarksBlindly(SearchPort):
 class SearchClaimsNothing(SearchPort):
     """Applies an epoch though another driver may be applying it, too."""
 
-    def claim(self, mark: Mark) -> None:
+    def claim(self, mark: Mark, done: int) -> None:
         pass
 
 

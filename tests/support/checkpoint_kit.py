@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.ledger_history import History
     from epochsink.sink import Epoch, Sink, SpoolFile
+
+    Batches: TypeAlias = pa.RecordBatch | list[pa.RecordBatch]
 
 
 class CheckpointKit:
@@ -56,29 +58,33 @@ class CheckpointKit:
         return coordinator
 
     def write(
-        self, number: int, rows: Mapping[str, pa.RecordBatch]
+        self, number: int, rows: Mapping[str, Batches]
     ) -> tuple[Epoch, dict[str, list[tuple[str, dict[str, object]]]]]:
-        """Write an epoch by one task for each sink; an attempt that nobody records."""
+        """Write an epoch by a task for each batch; an attempt that nobody records."""
         self.plan(number)
         epoch = self.coordinator.begin(number)
         self._spooled = {}
-        return epoch, {name: [self._run_task(name, epoch, batch)] for name, batch in rows.items()}
+        tasks = {name: enumerate(_listed(batches)) for name, batches in rows.items()}
+        return epoch, {name: [self._run_task(name, epoch, *task) for task in each] for name, each in tasks.items()}
 
     def plan(self, number: int) -> None:
         """Write offsets/N, as Spark does first."""
         (self.root / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{number}}}}}')
 
-    def record(self, number: int, rows: Mapping[str, pa.RecordBatch]) -> None:
+    def record(self, number: int, rows: Mapping[str, Batches]) -> None:
         """Write and record an epoch."""
         epoch, written = self.write(number, rows)
-        counts = {name: RowCount(len(each), self.sinks[name].count_deletes(each)) for name, each in rows.items()}
+        counts = {}
+        for name, batches in rows.items():
+            listed = _listed(batches)
+            counts[name] = RowCount(sum(map(len, listed)), sum(map(self.sinks[name].count_deletes, listed)))
         self.coordinator.record(epoch, written, self._spooled, counts)
 
     def decide(self, number: int) -> None:
         """Let Spark's checkpoint decide an epoch."""
         (self.root / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
-    def run(self, number: int, rows: Mapping[str, pa.RecordBatch]) -> None:
+    def run(self, number: int, rows: Mapping[str, Batches]) -> None:
         """Take an epoch through all its steps."""
         self.record(number, rows)
         self.decide(number)
@@ -97,12 +103,18 @@ class CheckpointKit:
         for participant in self.participants:
             participant.close()
 
-    def _run_task(self, name: str, epoch: Epoch, batch: pa.RecordBatch) -> tuple[str, dict[str, object]]:
+    def _run_task(
+        self, name: str, epoch: Epoch, partition: int, batch: pa.RecordBatch
+    ) -> tuple[str, dict[str, object]]:
         told = {sink: settings for each in self.participants for sink, settings in each.settings(epoch).items()}
-        task = Task(self.coordinator.identity(name), epoch, 0, uuid.uuid4().hex, settings=told.get(name, {}))
+        task = Task(self.coordinator.identity(name), epoch, partition, uuid.uuid4().hex, settings=told.get(name, {}))
         spool = self.spool.writer(task, batch.schema)
         spool.write(batch)
         self._spooled.setdefault(name, {})[task.uuid] = spool.close()
         writer = self.sinks[name].writer(task)
         writer.write(batch)
         return task.uuid, writer.prepare()
+
+
+def _listed(batches: Batches) -> list[pa.RecordBatch]:
+    return batches if isinstance(batches, list) else [batches]

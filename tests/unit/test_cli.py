@@ -838,6 +838,18 @@ def test_committed_is_refused_where_the_target_says_that_it_is_gone(
     assert sinks["table"].values() == [1]
 
 
+def test_parts_behind_one_of_which_nothing_is_known_are_asked_for_too(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    """A sink does not try them; and what is not tried would be lost by the word."""
+    kit.record(0, {"table": [rows(1), rows(2), rows(3)], "search": rows(1)})
+    kit.decide(0)
+    sinks["table"].faults.arm("commit-unknown")
+    result = run("resolve", "0", "--sink", "table", "--as", "committed", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert len(sinks["table"].values()) == 2
+
+
 def test_an_unknown_part_is_prepared_again_by_word(
     kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
 ) -> None:

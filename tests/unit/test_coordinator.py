@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from query_by_hand import Query
@@ -149,6 +149,29 @@ def test_a_start_compares_before_it_fences_and_fences_before_it_sweeps(
         note(step)
     query.driver()
     assert taken == ["verify_applied", "fence", "abort_orphans", "verify_applied"]
+
+
+def test_a_driver_that_is_superseded_while_it_compares_takes_no_fence(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end its successor, which runs."""
+    query.prepare(query.driver(), 0, 1)
+    verify = LocalParticipant.verify_applied
+    fenced: list[LocalParticipant] = []
+
+    def fence(participant: LocalParticipant) -> None:
+        fenced.append(participant)
+
+    def take_over(participant: LocalParticipant, *arguments: Any) -> None:
+        monkeypatch.setattr(LocalParticipant, "verify_applied", verify)
+        query.driver()
+        monkeypatch.setattr(LocalParticipant, "fence", fence)
+        verify(participant, *arguments)
+
+    monkeypatch.setattr(LocalParticipant, "verify_applied", take_over)
+    with pytest.raises(Fenced):
+        query.driver()
+    assert fenced == []
 
 
 def test_an_epoch_that_an_operator_has_accepted_is_not_written(query: Query) -> None:

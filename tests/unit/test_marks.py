@@ -63,3 +63,33 @@ def test_a_target_that_holds_anything_else_is_told_apart(
 ) -> None:
     with pytest.raises(WentBack, match=why):
         verify(found, last, pending)
+
+
+def test_a_target_that_has_some_marks_of_the_newest_epoch_and_lacks_others_is_told_apart() -> None:
+    def two(last: LastDone) -> dict[str, Mark]:
+        return dict.fromkeys(("one", "other"), Mark(last.epoch, last.attempt))
+
+    with pytest.raises(WentBack, match="markers of some parts of epoch 4, which the ledger calls done") as told:
+        verify_marks("the target", {"one": Mark(4, "a")}, done(4), done(5), two)
+    assert told.value.facts["lacks_from"] == 4
+    assert "epochsink accept CHECKPOINT 4" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("found", "last", "pending"),
+    [
+        ({"all": Mark(2, "z")}, None, done(5)),
+        ({"all": Mark(2, "z")}, accepted(1), done(5)),
+        ({"all": Mark(4, "a"), "other": Mark(5, "z")}, done(4), done(6)),
+    ],
+)
+def test_an_epoch_between_the_done_and_the_pending_one_is_another_copys(
+    found: dict[str, Mark], last: LastDone | None, pending: LastDone
+) -> None:
+    """The ledger has no rows in it."""
+    with pytest.raises(WentBack, match="by attempt z, and the ledger records no part of it there"):
+        verify_marks("the target", found, last, pending, marks_of)
+
+
+def test_a_part_without_rows_in_the_newest_epochs_has_an_older_mark() -> None:
+    verify_marks("the target", {"all": Mark(4, "a"), "other": Mark(3, "b")}, done(4), done(6), marks_of)

@@ -50,10 +50,7 @@ class Repair(Operation):
         )
 
     def _steps(self) -> list[str]:
-        steps = [
-            f"apply epoch {lack.at.number} again to sink {names(lack.parts)}: {lack.rows} row(s)"
-            for lack in self._lacks
-        ]
+        steps = [f"apply epoch {lack.at.number} again to sink {names(lack.parts)}: {lack.size}" for lack in self._lacks]
         if self._others:
             steps.append(f"leave sink {names(self._others)} as it is: this kind of sink is not repaired")
         return steps + self._warnings

@@ -2,7 +2,7 @@
 
 An epoch that Spark has not decided yet can only be discarded, for a sink that is gone.
 
-What a target does say outweighs the word: a part that it holds is not prepared again, and one that it says is gone is
+What a target does say takes precedence: a part that it holds is not prepared again, and one that it says is gone is
 not taken for committed. The word counts for what stays unknown.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger_entries import Prepared
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Ballots, Committables, Participant, Rows, Sink
+    from epochsink.sink import Ballots, Committables, Participant, Rows, Sink, Verdict
 
 
 class Ruling(enum.StrEnum):
@@ -102,7 +102,7 @@ class Resolution(Operation):
             if not self.decided(self._number):
                 lines.append("leave the epoch's other sinks as they are: Spark has not decided it yet")
             return [*lines, "abort what is prepared of them, " + ("now" if self._sinks else "at the next start")]
-        asked = ["ask the target once more; what it says itself outweighs your word"] if self._sinks else []
+        asked = ["ask the target once more; its answer takes precedence over yours"] if self._sinks else []
         if self._ruling is Ruling.REPLAY:
             again = f"prepare the unknown parts of {which} again from the spool, and record them as a replay"
             return [*asked, again, "commit the epoch in every sink"]
@@ -159,8 +159,8 @@ class Resolution(Operation):
         # before the commit: what a superseded driver left may hold locks that it needs
         for line in abort_orphans(participant, history):
             log.info("aborted what no recorded epoch names: %s", line)
-        for index in range(len(self._prepared.parts_of(self._sink))):
-            self._ask_part(participant, index)
+        for index, verdict in enumerate(self._verdicts(participant)):
+            self._heed(participant, index, verdict)
         participant.await_visible(self._prepared.at, self._ballots(self._prepared.parts_of(self._sink)))
 
     def _compare(self, participant: Participant, name: str, history: History) -> None:
@@ -175,16 +175,30 @@ class Resolution(Operation):
     def _ballots(self, parts: Committables) -> Ballots:
         return {self._sink: Ballot(parts, self._rows(self._sink), self.ledger.known().applied.get(self._sink))}
 
-    def _ask_part(self, participant: Participant, index: int) -> None:
+    def _verdicts(self, participant: Participant) -> list[Verdict]:
+        """Ask about all parts together, because one may have to wait for another."""
+        parts = self._prepared.parts_of(self._sink)
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(parts):
+            left = self._ballots(parts[len(verdicts) :])
+            found = list(participant.commit(self._prepared.at, left)[self._sink])
+            unknown = next((at for at, one in enumerate(found) if one.outcome is Outcome.UNKNOWN), None)
+            if unknown is not None and all(one == found[unknown] for one in found[unknown:]):
+                # parts that were not tried, as the outcome of one before is unknown, have its verdict
+                found = found[: unknown + 1]
+            verdicts += found
+        return verdicts
+
+    def _heed(self, participant: Participant, index: int, verdict: Verdict) -> None:
         parts = self._prepared.shares[self._sink].parts
         part = f"part {index + 1} of {len(parts)}"
-        ballots = self._ballots([parts[index]])
-        (verdict,) = participant.commit(self._prepared.at, ballots)[self._sink]
         log.info("%s: the target says %s %s", part, verdict.outcome.value, verdict.evidence)
         if verdict.outcome is Outcome.COMMITTED:
             return
         if self._ruling is Ruling.REPLAY:
-            replayed = participant.replay(self._prepared.at, parts[index], ballots, uuid.uuid4().hex)
+            replayed = participant.replay(self._prepared.at, parts[index], self._ballots(parts), uuid.uuid4().hex)
+            if replayed == parts[index]:
+                return
             self.ledger.append(Replay(self._number, (self._sink,), (*parts[:index], replayed, *parts[index + 1 :])))
             log.info("%s: prepared again from the spool, and recorded", part)
             self._prepared = self.ledger.verify().epochs[self._number]

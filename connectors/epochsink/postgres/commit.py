@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -21,21 +21,22 @@ from epochsink.failpoints import reach
 from epochsink.postgres import applied_epochs, orphans
 from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.catalog import TableChanged, require_unchanged
-from epochsink.postgres.committable import WHOLE
+from epochsink.postgres.committable import WHOLE, read_part
 from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.errors import AwaitsStandby, describe, failure, is_contended, is_passing, rule_of
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.sessions import watched
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, Identity, LastDone, Outcome, Verdict
+from epochsink.sink import COMMITTED, Identity, LastDone, Outcome, Verdict, one_by_one
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epochsink.postgres.committable import Member, Part
     from epochsink.postgres.server import Connection, Server
     from epochsink.postgres.sessions import Session
+    from epochsink.postgres.table import Table
     from epochsink.sink import Ballots, Epoch
 
 _log = logging.getLogger(__name__)
@@ -54,16 +55,48 @@ class Commit:
     session: Session
     retry_seconds: float
 
-    def __call__(self, epoch: Epoch, part: Part, ballots: Ballots) -> Verdict:
+    def all_of(self, epoch: Epoch, parts: Sequence[Part], ballots: Ballots) -> dict[Part, Verdict]:
+        """Commit parts: an epoch's seal first, and nothing that it stands for before the server has confirmed that."""
+        verdicts: dict[Part, Verdict] = {}
+        # a seal stands for the parts of its own sink
+        of_sinks: dict[tuple[str, ...], list[Part]] = {}
+        for part in parts:
+            of_sinks.setdefault(tuple(part.members), []).append(part)
+        for own in of_sinks.values():
+            unknown = next((one for one in verdicts.values() if one.outcome is Outcome.UNKNOWN), None)
+            verdicts |= self._of_sink(epoch, own, ballots) if unknown is None else dict.fromkeys(own, unknown)
+        return verdicts
+
+    def _of_sink(self, epoch: Epoch, parts: Sequence[Part], ballots: Ballots) -> dict[Part, Verdict]:
+        seal = next((part for part in parts if part.is_seal), None)
+        others = [part for part in parts if part is not seal]
+        verdicts = {}
+        if seal is not None:
+            verdicts[seal] = sealed = self(epoch, seal, ballots)
+            if sealed.outcome is Outcome.UNKNOWN:
+                waits = replace(sealed, evidence=f"it waits for its epoch's seal {seal.gid}: {sealed.evidence}")
+                return verdicts | dict.fromkeys(others, waits)
+            if sealed.outcome is Outcome.ABORTED:
+                unsealed = one_by_one(others, lambda part: self(epoch, part, ballots, is_sealed=False))
+                return verdicts | dict(zip(others, unsealed, strict=True))
+        gids = {index: part.gid for index, part in enumerate(others) if part.gid is not None}
+        at_once = commit_side_by_side(self.server, self.session.name, gids, self.retry_seconds)
+        committed = one_by_one(others, lambda part: self(epoch, part, ballots), at_once)
+        return verdicts | dict(zip(others, committed, strict=True))
+
+    def __call__(self, epoch: Epoch, part: Part, ballots: Ballots, *, is_sealed: bool = True) -> Verdict:
         """Commit a prepared transaction or merge staged rows. Passing failures are retried for ``retry_seconds``.
 
-        ``ballots`` are those of the sinks that have recorded the part; there may be others.
+        ``ballots`` are those of the sinks that have recorded the part; there may be others. While its seal is gone
+        (``is_sealed=False``) a part that is still prepared is aborted too: `PostgresCommitter.replay` makes the seal
+        again, and leaves such a part as it is.
         """
         again = retrying(_is_worth_repeating, seconds=self.retry_seconds, first_pause=0.05, longest_pause=2.0)
         try:
             if part.gid is not None:
                 # the prepared transaction has compared the markers itself
-                return again(self._commit_prepared, epoch, part, part.gid, ballots)
+                settle = self._commit_prepared if is_sealed else self._look
+                return again(settle, epoch, part, part.gid, ballots)
             return again(self._commit_staged, epoch, part, ballots)
         except TableChanged as changed:
             return _written_again(epoch, part, changed, ballots)
@@ -103,6 +136,12 @@ class Commit:
             return self._ask_marker(connection, epoch, part, ballots)
         reach("postgres.committed")
         return COMMITTED
+
+    def _look(self, epoch: Epoch, part: Part, gid: str, ballots: Ballots) -> Verdict:
+        connection = self.session.connection()
+        if orphans.still_prepared(connection, {gid}):
+            return Verdict(Outcome.ABORTED, f"{gid} waits for the seal of its epoch, which is gone")
+        return self._ask_marker(connection, epoch, part, ballots)
 
     def _marker(self, sink: str, member: Member) -> Marker:
         return Marker(member.schema, Identity(self.query_id, sink))
@@ -183,6 +222,26 @@ def _refused(error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
 
 def _is_worth_repeating(error: BaseException) -> bool:
     return is_busy(error) or is_contended(error) or is_passing(error)
+
+
+def finish_again(connection: Connection, server: Server, seconds: float, table: Table, done: LastDone) -> bool:
+    """Commit parts of a done epoch that are prepared again: the server has lost the end of its log.
+
+    What was committed before these parts were prepared is still there, so the order of epochs is kept. Tasks with
+    ``atomic=False`` may have prepared theirs before the last commit of the epoch before: it is there if the seal is.
+    So nothing is committed unless all parts are there. Return whether there was a part to commit.
+    """
+    parts = [read_part(part) for part in done.parts]
+    again = orphans.still_prepared(connection, {part.gid for part in parts if part.gid})
+    left = [part for part in parts if part.gid in again]
+    marked = (table.marker.attempt(connection, done.epoch, part.name) == part.attempt for part in parts)
+    if not all(part in left or is_marked for part, is_marked in zip(parts, marked, strict=True)):
+        return False
+    for gid in filter(None, (part.gid for part in left)):
+        _log.warning("%s is prepared again, and its epoch is done: a failover lost its commit. Committing it", gid)
+        with watched(connection, server, seconds):
+            commit_prepared(connection, gid)
+    return bool(left)
 
 
 def commit_side_by_side(server: Server, name: str, gids: Mapping[int, str], seconds: float) -> set[int]:

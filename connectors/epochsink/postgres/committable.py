@@ -97,6 +97,7 @@ class Member:
 class Part:
     """What one transaction commits: an epoch of one or several sinks or, with ``atomic=False``, the rows of one task.
 
+    With ``atomic=False`` the first part is the epoch's *seal*: the marker of the whole epoch, and no rows.
     It is prepared as ``gid``, or (None) merged after the decision out of logged staging tables. ``members`` are in the
     order in which they are merged. A task that only stages its rows answers with a part that the vote merges.
     """
@@ -111,6 +112,11 @@ class Part:
         """What markers call it: "all", or the uuid of its only task."""
         name = PreparedName.parse(self.gid) if self.gid else None
         return name.part if name else WHOLE
+
+    @property
+    def is_seal(self) -> bool:
+        """Whether it stands for parts of which each holds the rows of one task."""
+        return not any(member.tasks for member in self.members.values())
 
     @property
     def tables(self) -> set[str]:

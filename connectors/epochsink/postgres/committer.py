@@ -16,18 +16,18 @@ from psycopg import errors
 
 from epochsink.errors import ConfigurationError, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import identity_key
-from epochsink.postgres import applied_epochs, orphans
+from epochsink.postgres import applied_epochs
 from epochsink.postgres.audit import audit
 from epochsink.postgres.catalog import max_prepared_transactions
-from epochsink.postgres.commit import Commit, commit_side_by_side
+from epochsink.postgres.commit import Commit, finish_again
 from epochsink.postgres.committable import WHOLE, Relation, read_part
 from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
 from epochsink.postgres.examine import examine
 from epochsink.postgres.letters import PostgresLetters
+from epochsink.postgres.orphans import still_prepared
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
-from epochsink.postgres.prepared_transaction import commit_prepared
 from epochsink.postgres.remnants import name_holder, remnants
 from epochsink.postgres.repair import lacking, reapply
 from epochsink.postgres.server import PING_SECONDS, Server, deadline
@@ -35,10 +35,10 @@ from epochsink.postgres.sessions import Session, SessionName, watched
 from epochsink.postgres.spooled import SpooledRows
 from epochsink.postgres.table import Table
 from epochsink.postgres.table_identity import require_same_table
-from epochsink.postgres.vote import Share, vote, vote_by_task
+from epochsink.postgres.vote import Share, prepare_seal, vote, vote_by_task
 from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
-from epochsink.sink import Epoch, Finding, Keeping, Outcome, Participant, Task, one_by_one, write_all
+from epochsink.sink import Epoch, Finding, Keeping, LastDone, Outcome, Participant, Task, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
         Committables,
         Comparison,
         Identity,
-        LastDone,
         Parts,
         Receipt,
         Recorder,
@@ -75,8 +74,8 @@ _PURGE_EVERY: Final = 100
 class PostgresCommitter(Participant):
     """Puts the rows that an epoch has for tables of one database into one transaction.
 
-    What commits as one is one part, which each sink records. A sink with ``atomic=False`` is alone, and has a part for
-    each task.
+    What commits as one is one part, which each sink records. A sink with ``atomic=False`` is alone, and has a seal and
+    a part for each task.
 
     There is a session to vote and sweep in, one to commit in, and one for each sink to ask about its table. They are
     named after their sinks, the first two after the first one.
@@ -187,8 +186,11 @@ class PostgresCommitter(Participant):
                     table.require_place(connection, done)
                     marker.verify(connection, table.relation, done, pending)
             except WentBack:
-                again = self._finish_again(connection, done) if done else _join_again(connection, table, pending)
-                if not again:
+                if not (
+                    finish_again(connection, self._server, self._retry_seconds, table, done)
+                    if done
+                    else _join_again(connection, table, pending)
+                ):
                     raise
                 marker.verify(connection, table.relation, done, pending)
             with deadline(connection, self._retry_seconds):
@@ -213,20 +215,6 @@ class PostgresCommitter(Participant):
         """Lend one of the threads the session in which it asks about a sink's table."""
         with self._asking_lock, translated(doing):
             yield self._asking[sink].connection(self._retry_seconds)
-
-    def _finish_again(self, connection: Connection, done: LastDone) -> bool:
-        """Commit parts of a done epoch that are prepared again: the server has lost the end of its log.
-
-        What was committed before these parts were prepared is still there, so the order of epochs is kept. Return
-        whether there was such a part.
-        """
-        gids = {part.gid for part in map(read_part, done.parts) if part.gid}
-        again = orphans.still_prepared(connection, gids)
-        for gid in again:
-            _log.warning("%s is prepared again, and its epoch is done: a failover lost its commit. Committing it", gid)
-            with watched(connection, self._server, self._retry_seconds):
-                commit_prepared(connection, gid)
-        return bool(again)
 
     # ---- phase 1
 
@@ -280,11 +268,8 @@ class PostgresCommitter(Participant):
         recorded = {name: [read_part(part) for part in ballot.parts] for name, ballot in ballots.items()}
         # what several sinks have recorded is one part
         parts = list(dict.fromkeys(chain.from_iterable(recorded.values())))
-        gids = {index: part.gid for index, part in enumerate(parts) if part.gid is not None}
-        at_once = commit_side_by_side(self._server, self._settling.name, gids, self._retry_seconds)
         commit = Commit(self._query_id, self._server, self._settling, self._retry_seconds)
-        verdicts = one_by_one(parts, lambda part: commit(epoch, part, ballots), at_once)
-        verdict_of = dict(zip(parts, verdicts, strict=True))
+        verdict_of = commit.all_of(epoch, parts, ballots)
         return {
             name: [self._with_letters(verdict_of[part], epoch, part, name) for part in own]
             for name, own in recorded.items()
@@ -305,21 +290,34 @@ class PostgresCommitter(Participant):
             return replace(verdict, set_aside=None)
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
-        """Copy the spooled rows again and prepare them as ``attempt``, as one for all sinks that share the part."""
+        """Copy the spooled rows again and prepare them as ``attempt``, as one for all sinks that share the part.
+
+        A task's part that is still prepared, as it waits for a seal that was gone, is returned as it is.
+        """
         recorded, again = read_part(part), Epoch(epoch.number, attempt)
-        shares = {}
+        doing, shares = f"preparing epoch {epoch.number} of {self._named(ballots)} again", {}
         for name, ballot in ballots.items():
-            member = recorded.members[name]
+            member, after = recorded.members[name], ballot.after
             table = self._tables[name].as_recorded(member.merge)
             if recorded.name != WHOLE:
+                with translated(doing):
+                    connection = self._settling.connection(self._retry_seconds)
+                    if still_prepared(connection, {str(recorded.gid)}):
+                        return part
                 (task,) = member.tasks
                 writer = by_task_writer(table.config, Task(table.identity, again, 0, task))
                 return write_all(writer, ballot.rows.read(task))
-            shares[name] = Share(table, SpooledRows(member.tasks, member.rows, ballot.rows), ballot.after)
-        with translated(f"preparing epoch {epoch.number} of {self._named(ballots)} again"):
+            if recorded.is_seal:
+                # a failover may have lost the seal before tasks' parts were committed; a repair knows only what lacks
+                own = LastDone(epoch.number, epoch.attempt, tuple(ballot.parts))
+                shares[name] = Share(table, member, after if after and after.parts else None, own)
+            else:
+                shares[name] = Share(table, SpooledRows(member.tasks, member.rows, ballot.rows), after)
+        with translated(doing):
             connection = self._settling.connection(self._retry_seconds)
             with watched(connection, self._server):
-                return vote(connection, again, shares).to_json()
+                prepare_again = prepare_seal if recorded.is_seal else vote
+                return prepare_again(connection, again, shares).to_json()
 
     def lacking(self, sink: str, done: LastDone) -> Committables:
         """Return the parts that have no marker row; see `epochsink.postgres.repair`."""

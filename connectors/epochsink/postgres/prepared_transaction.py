@@ -151,7 +151,7 @@ def _no_room(connection: Connection) -> PrepareFailed:
         f"all of the server's max_prepared_transactions = {limit} are used: {ours} by epochsink, {used - ours} by "
         "others",
         hint="raise max_prepared_transactions (needs a restart): an atomic sink needs 2, one with atomic=False "
-        "2 for each task; or end what others have left: SELECT * FROM pg_prepared_xacts",
+        "2 for each task, and 2; or end what others have left: SELECT * FROM pg_prepared_xacts",
         limit=limit,
         ours=ours,
         others=used - ours,

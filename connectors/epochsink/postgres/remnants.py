@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from epochsink.identity import PREFIX, PreparedName, staging_owner
-from epochsink.postgres.committable import Relation
+from epochsink.postgres.committable import WHOLE, Relation
 from epochsink.postgres.config import PostgresConfig, connection_string
 from epochsink.postgres.errors import translated
 from epochsink.postgres.prepared_transaction import LOCAL, rollback_prepared
@@ -155,13 +155,30 @@ def prepared_holder(connection: Connection, tables: Sequence[Relation]) -> tuple
     return connection.execute(_HOLDERS, [[table.name for table in tables]]).fetchone()
 
 
+def _seal(connection: Connection, table: Table) -> tuple[str, float, str] | None:
+    """Return the prepared seal that another one waits for, which locks no table but a row of the markers'."""
+    query = """
+        SELECT gid, pg_catalog.date_part('epoch', prepared) FROM pg_catalog.pg_prepared_xacts
+        WHERE database OPERATOR(pg_catalog.=) pg_catalog.current_database() AND gid OPERATOR(pg_catalog.~~) %s
+        """
+    for gid, since in connection.execute(query, [PreparedName.pattern(table.key)]):
+        name = PreparedName.parse(gid)
+        if name is not None and name.part == WHOLE:
+            return gid, float(since), "the markers"
+    return None
+
+
 def name_holder(connection: Connection, tables: Sequence[Table], waited: PrepareFailed) -> PrepareFailed:
     """Return ``waited``, the failure of a vote that waited for a lock on ``tables``, and name the holder in it.
 
     A transaction of this driver or an earlier one is not named, because the sweep before the next attempt ends it.
     Raises `psycopg.Error`.
     """
-    found = prepared_holder(connection, [table.relation for table in tables])
+    found = (
+        prepared_holder(connection, [table.relation for table in tables])
+        if tables[0].config.atomic
+        else _seal(connection, tables[0])
+    )
     if found is None:
         return waited
     gid, since, table = found

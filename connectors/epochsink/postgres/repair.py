@@ -39,7 +39,16 @@ def lacking(connection: Connection, table: Table, done: LastDone) -> list[Commit
         )
     parts = {read_part(part): part for part in done.parts}
     table.refuse_applied(connection, Epoch(done.epoch, done.attempt), [part.attempt for part in parts])
-    return [part for read, part in parts.items() if marker.attempt(connection, done.epoch, read.name) is None]
+    missing = {read: part for read, part in parts.items() if marker.attempt(connection, done.epoch, read.name) is None}
+    seals = [read for read in missing if read.is_seal]
+    if len(missing) < len(parts) and any(member.merge.key for seal in seals for member in seal.members.values()):
+        raise WentBack(
+            f"table {table} holds rows of epoch {done.epoch} without its seal: the server has failed over while they "
+            "were committed, and rows of earlier epochs that are applied again now would replace later ones of a key",
+            hint="load the rows that are missing with a query of its own (the input is in offsets/ of the checkpoint), "
+            f"then say so: epochsink accept CHECKPOINT {done.epoch} --sink NAME",
+        )
+    return list(missing.values())
 
 
 def reapply(participant: Participant, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
@@ -57,6 +66,9 @@ def reapply(participant: Participant, epoch: Epoch, ballots: Ballots) -> Mapping
             found = participant.commit(epoch, shared)
         for name, verdict in found.items():
             verdicts[name] += verdict
+        if any(verdict.outcome is not Outcome.COMMITTED for (verdict,) in found.values()):
+            # of an epoch whose seal is not there nothing is committed
+            break
         # now, not at the end: the staged rows of all lacking epochs may fill the disk
         participant.finish(epoch, shared)
     return verdicts

@@ -74,10 +74,10 @@ class Table:
             recorded = next((part.place for part in map(read_part, done.parts)), None)
         Place.of(connection).require(recorded, self.relation, done.epoch if done else -1)
 
-    def expect(self, connection: Connection, after: LastDone | None) -> None:
-        """Raise `WentBack` unless the newest epoch that is done (None: not known) is there, and nothing newer."""
+    def expect(self, connection: Connection, after: LastDone | None, own: LastDone | None = None) -> None:
+        """Raise `WentBack` unless the newest epoch that is done (None: not known) is there, and nothing but ``own``."""
         if after is not None:
-            self.marker.verify(connection, self.relation, after, None)
+            self.marker.verify(connection, self.relation, after, own)
 
     def refuse_applied(self, connection: Connection, epoch: Epoch, ours: list[str]) -> None:
         """Raise `WentBack` if an attempt other than ``ours`` has applied the epoch."""

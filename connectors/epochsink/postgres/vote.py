@@ -41,12 +41,13 @@ class Share:
     """One sink's rows in a vote.
 
     ``rows`` are in the spool, or (``spool=False``) staged by the accepted tasks. ``after`` is what the table must hold
-    already (None: not known).
+    already (None: not known), ``own`` what it may hold of this epoch.
     """
 
     table: Table
     rows: SpooledRows | Member
     after: LastDone | None
+    own: LastDone | None = None
 
     @classmethod
     def of(cls, table: Table, epoch: Epoch, ballot: Ballot) -> Self:
@@ -166,7 +167,12 @@ class _Incoming:
 
 
 def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Ballot) -> Committables:
-    """Verify that each task's own transaction is prepared; each is a part. Raises as `vote` does."""
+    """Verify that each task's own transaction is prepared, and seal them; each is a part. Raises as `vote` does.
+
+    The seal's marker row is that of the whole epoch. So of two drivers on copies of a checkpoint one gets it. Tasks
+    prepare beside the commit of the epoch before; the seal is prepared after that commit, and is committed first. So a
+    server that has lost the commit has lost the seal too, and the tasks' rows cannot hide that.
+    """
     table.expect(connection, ballot.after)
     table.refuse_applied(connection, epoch, [epoch.attempt])
     written = [read_part(answer) for answer in ballot.parts]
@@ -178,7 +184,17 @@ def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Bal
             hint="they were rolled back; Spark runs the epoch again when the query restarts",
         )
     place = Place.of(connection)
-    return [replace(part, place=place).to_json() for part in written]
+    empty = replace(written[0].members[table.identity.sink], table=None, tasks=(), rows=0)
+    share = Share(table, empty, ballot.after)
+    # after the tasks' transactions were seen: so they are older in the server's log
+    seal = prepare_seal(connection, epoch, {table.identity.sink: share})
+    return [part.to_json() for part in (seal, *(replace(part, place=place) for part in written))]
+
+
+def prepare_seal(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> Part:
+    """Prepare the seal of an epoch of one sink; its member has no rows. Raises as `vote` does."""
+    members = {sink: share.rows for sink, share in shares.items() if not isinstance(share.rows, SpooledRows)}
+    return _prepared(connection, epoch, shares, members, lambda: None)
 
 
 def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> Part:
@@ -266,7 +282,7 @@ def _prepared(
     with transaction(connection):
         for share in shares.values():
             # in the prepared transaction itself, and before any mark of ours, which would look like an unrecorded epoch
-            share.table.expect(connection, share.after)
+            share.table.expect(connection, share.after, share.own)
         for share in shares.values():
             # before any row: an epoch that is applied already stops here
             share.table.mark(connection, epoch)

@@ -210,8 +210,10 @@ class Commits:
             reach("coordinator.replay.before")
             prepared = self._run.ledger.verify().epochs[number]
             parts = prepared.parts_of(sinks[0])
-            ballots = self._run.ballots(prepared, sinks, dict.fromkeys(sinks, (index,)))
+            ballots = self._run.ballots(prepared, sinks)
             replayed = participant.replay(prepared.at, parts[index], ballots, uuid.uuid4().hex)
+            if replayed == parts[index]:
+                return
             reach("coordinator.replay.prepared")
             self._run.ledger.append(Replay(number, tuple(sinks), (*parts[:index], replayed, *parts[index + 1 :])))
         self._run.progress.replayed(number, sinks)

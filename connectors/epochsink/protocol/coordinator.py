@@ -164,6 +164,8 @@ class Coordinator:
         sweep ends, or it is committed by then, which the comparison finds.
         """
         for participant in self._run.participants:
+            # the comparison may have taken minutes, and a fence that is taken from our successor stops it
+            self._run.ledger.verify()
             with self._run.if_ours(participant):
                 participant.fence()
         self._sweep.all()

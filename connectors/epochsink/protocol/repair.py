@@ -36,9 +36,12 @@ class Lack:
         return self.retained.prepared.at
 
     @property
-    def rows(self) -> int:
-        """The rows of the epoch."""
-        return sum(self.retained.prepared.shares[name].counted.rows for name in self.parts)
+    def size(self) -> str:
+        """How much it is, in words."""
+        shares = {name: self.retained.prepared.shares[name] for name in self.parts}
+        rows = sum(share.counted.rows for share in shares.values())
+        lacks, of = sum(map(len, self.parts.values())), sum(len(share.parts) for share in shares.values())
+        return f"{rows} row(s)" if lacks == of else f"{lacks} of {of} parts of {rows} row(s)"
 
 
 def lacking(participant: Participant, history: History, retention: Retention) -> list[Lack]:
@@ -76,7 +79,7 @@ def _back(
             if held >= 0:
                 raise _out_of_order(last.epoch, held)
             if retained is None:
-                raise _not_retained(last.epoch, newest)
+                raise _not_retained(last.epoch, newest, parts=(len(missing), len(known.parts)))
             yield retained, missing
         else:
             held = max(held, last.epoch)
@@ -138,7 +141,7 @@ def apply_again(
                 if verdict.outcome is not Outcome.COMMITTED:
                     raise _unknown(lack.at.number, name, verdict.evidence)
         reach("repair.epoch.after")
-        _log.info("epoch %d is applied again: %d row(s)", lack.at.number, lack.rows)
+        _log.info("epoch %d is applied again: %s", lack.at.number, lack.size)
 
 
 class _Record:
@@ -183,7 +186,17 @@ def _out_of_order(epoch: int, held: int) -> ConfigurationError:
     )
 
 
-def _not_retained(epoch: int, newest: int, why: str = "not retained, or no longer") -> ConfigurationError:
+def _not_retained(
+    epoch: int, newest: int, why: str = "not retained, or no longer", parts: tuple[int, int] = (0, 0)
+) -> ConfigurationError:
+    lacks, of = parts
+    if lacks < of:
+        return ConfigurationError(
+            f"the target lacks {lacks} of {of} parts of epoch {epoch}, whose rows cannot be had ({why}): nothing is "
+            "applied",
+            hint=f"look which rows of epoch {epoch} are there, load those that are missing with a query of its own, "
+            f"then say so: epochsink accept CHECKPOINT {newest} --sink NAME",
+        )
     return ConfigurationError(
         f"the target lacks the epochs from {epoch} or an earlier one to {newest}, and the rows of epoch {epoch} cannot "
         f"be had ({why}): nothing is applied, as a later epoch must not precede it",

@@ -255,8 +255,8 @@ class Participant(ABC):
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Prepare the rows of an aborted part again, from where they are kept, under the new name ``attempt`` (uuid).
 
-        ``ballots`` are those of the sinks that have recorded the part. The caller records the returned part before it
-        commits it.
+        ``ballots`` are those of the sinks that have recorded the part, with all their parts. The caller records what is
+        returned before it commits it. A part that is still prepared, and waits for another, may be returned as it is.
         """
 
     def lacking(self, sink: str, done: LastDone) -> Committables:

@@ -54,6 +54,8 @@ def verify_marks(
     newest = max((last.epoch for last in (done, pending) if last), default=-1)
     for part in found.keys() | must.keys():
         mark, wanted = found.get(part), must.get(part)
+        if mark is None and any(must[other].agrees(found.get(other)) for other in must):
+            raise _part_is_gone(target, must[part])
         if mark is None:
             raise _marker_is_gone(target, must[part], pending)
         # an operator accepted this epoch: the target may hold anything up to it
@@ -65,7 +67,8 @@ def verify_marks(
             raise _target_is_newer(target, mark, newest)
         if wanted is not None and mark.epoch < wanted.epoch:
             raise _target_is_older(target, mark, wanted)
-        if mark.epoch == newest or wanted is not None:
+        # between `done` and `pending` the ledger has no epoch with rows; marks of other parts may be older than both
+        if mark.epoch == newest or wanted is not None or mark.epoch > (done.epoch if done else -1):
             ours = next((one for one in (may.get(part), wanted) if one and one.epoch == mark.epoch), None)
             raise _written_by_another(target, mark, ours)
 
@@ -105,6 +108,16 @@ def _marker_is_gone(target: str, wanted: Mark, pending: LastDone | None) -> Went
         f"{target} has no marker of this query any more, and the ledger says that {done}: the target "
         "was restored from a backup, or somebody deleted the marker; which epochs it holds is unknown",
         hint=f"{hint}epochsink accept CHECKPOINT {which} --sink NAME",
+    )
+
+
+def _part_is_gone(target: str, wanted: Mark) -> WentBack:
+    return WentBack(
+        f"{target} has the markers of some parts of epoch {wanted.epoch}, which the ledger calls done, and lacks "
+        "others: it has failed over to a standby that lacked the last commits, or somebody deleted markers",
+        hint=f"put the newer state back; or look which rows of epoch {wanted.epoch} are there, load those that are "
+        f"missing with a query of its own, then say so: epochsink accept CHECKPOINT {wanted.epoch} --sink NAME",
+        lacks_from=wanted.epoch,
     )
 
 
