@@ -126,11 +126,12 @@ def test_another_process_finishes_what_a_killed_one_began(
     assert rig.committer.newest() == prepared.number
 
 
-def test_a_stale_epoch_changes_nothing_and_counts_as_done(rig: Rig) -> None:
+def test_a_stale_epoch_changes_nothing_and_is_unknown(rig: Rig) -> None:
+    """The driver then finds out whether a successor of its own has gone on, or a driver on another copy."""
     stale = rig.prepare(0, [rendered(numbered(0, 5, state="old"))])
     rig.apply(1, [rendered(numbered(0, 5, state="new"))])
     versions = _versions(rig)
-    assert rig.commit(stale).outcome is Outcome.COMMITTED
+    assert rig.commit(stale).outcome is Outcome.UNKNOWN
     assert _versions(rig) == versions
     assert {each["state"] for each in rig.stored().values()} == {"new"}
 
@@ -150,7 +151,7 @@ def test_a_driver_overtaken_in_the_middle_leaves_what_is_newer(rig: Rig) -> None
                 assert other.commit(second).outcome is Outcome.COMMITTED
 
     with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy, OneByOne)) as slow:
-        assert slow.commit(first).outcome is Outcome.COMMITTED
+        assert slow.commit(first).outcome is Outcome.UNKNOWN
     assert overtaken
     assert {each["state"] for each in rig.stored().values()} == {"new"}
     assert rig.committer.newest() == 1
@@ -173,7 +174,7 @@ def test_a_driver_that_slept_long_looks_before_it_goes_on_writing(rig: Rig, monk
 
     with Proxy(rig.sink.hosts[0], lambda _: None) as proxy, closing(behind(rig, proxy, OneByOne)) as slow:
         monkeypatch.setattr(failpoints, "reach", sleep)
-        assert slow.commit(first).outcome is Outcome.COMMITTED
+        assert slow.commit(first).outcome is Outcome.UNKNOWN
     assert slept
     assert len(proxy.bulks) <= slept[0] + 2
     assert rig.stored() == {}
@@ -193,7 +194,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_end_the_commit(rig: Rig) ->
 def test_deleted_documents_stay_deleted_when_their_epoch_is_replayed(rig: Rig) -> None:
     written = rig.apply(0, [rendered(numbered(0, 5))])
     deleted = rig.apply(1, [rendered([("d1", None), ("d2", None), ("never", None)])])
-    assert rig.commit(written).outcome is Outcome.COMMITTED
+    assert rig.commit(written).outcome is Outcome.UNKNOWN
     _forget_marker(rig)
     assert rig.commit(deleted).outcome is Outcome.COMMITTED
     assert set(rig.stored()) == {"d0", "d3", "d4"}
@@ -241,7 +242,7 @@ def test_a_slow_driver_that_writes_over_a_changed_document_does_not_undo_a_later
                     assert other.commit(each).outcome is Outcome.COMMITTED
 
     with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy)) as slow:
-        assert slow.commit(first).outcome is Outcome.COMMITTED
+        assert slow.commit(first).outcome is Outcome.UNKNOWN
     assert overtaken
     assert rig.stored() == {"d0": {"n": 3}, "d9": {"n": 9}}
 
@@ -282,8 +283,10 @@ def test_a_newer_version_of_somebody_else_stops_and_names_the_document(rig: Rig)
     for number, refused in enumerate(("d1", "d2")):
         documents = [each for each in numbered(0, 5) if each[0] not in {"d1", "d2"} - {refused}]
         prepared = rig.prepare(number, [rendered(documents)])
+        # an operator has discarded the first one
+        discarded = LastDone(number - 1, "", ()) if number else None
         with pytest.raises(RowsRejected, match="which this sink did not write") as caught:
-            rig.commit(prepared)
+            rig.commit(prepared, discarded)
         assert caught.value.facts["ids"] == [refused]
     assert rig.committer.newest() is None
     assert rig.stored()["d1"] == {"n": 100}
@@ -389,6 +392,23 @@ def test_of_two_copies_of_a_checkpoint_only_the_one_that_claims_an_epoch_first_a
     assert rig.stored() == {}
     assert rig.commit(first).outcome is Outcome.COMMITTED
     assert rig.stored() == dict(numbered(0, 50))
+    copy.close()
+
+
+def test_a_copy_that_has_the_input_of_an_epoch_in_a_later_one_does_not_apply_it_a_second_time(rig: Rig) -> None:
+    """One copy is applying epoch 0; in the other one, epoch 0 has no rows, and epoch 1 has those of both."""
+    first, copy = rig.prepare(0, [rendered(numbered(0, 50))]), rig.another_driver()
+    second = copy.prepare(1, [rendered(numbered(0, 70))])
+    with pytest.raises(SpoolMissing):
+        rig.committer.commit(first.epoch, first.part, first.rows.gone())
+    with pytest.raises(WentBack, match=f"epoch 0 of this query is being applied.*by attempt {first.epoch.attempt}"):
+        copy.commit(second)
+    assert rig.stored() == {}
+    assert rig.commit(first).outcome is Outcome.COMMITTED
+    assert rig.stored() == dict(numbered(0, 50))
+    # the next comparison tells it the same
+    with pytest.raises(WentBack, match="epoch 0 was applied"):
+        copy.committer.verify_applied(None, LastDone(1, second.epoch.attempt, (second.part,)))
     copy.close()
 
 

@@ -6,10 +6,12 @@ The development server has no API for data streams, so a bulk request makes them
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -407,24 +409,42 @@ def test_a_retry_that_another_one_and_a_rollover_overtake_deletes_the_copies_tha
         assert numbers(client, name) == once(5)
 
 
+CREATED: dict[str, Any] = {"result": "created", "status": 201}
+EXISTS: dict[str, Any] = {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": "exists"}}
+
+
+def appends(seen: Seen) -> bool:
+    return seen.is_bulk and seen.body.startswith(b'{"create"')
+
+
+def answered(seen: Seen, item: Callable[[str], dict[str, Any]]) -> Answer:
+    """Answer a bulk request with an item for each ``_id``, of which only the fields that are asked for."""
+    asked = re.findall(r"items\.\*\.(\w+)", unquote(seen.path))
+    sent = [json.loads(line)["create"]["_id"] for line in seen.body.splitlines() if line.startswith(b'{"create"')]
+    items = [{"create": {name: value for name, value in item(each).items() if name in asked}} for each in sent]
+    errors = any("error" in each["create"] for each in items)
+    return Answer(200, json.dumps({"errors": errors, "items": items}).encode())
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         ({"result": "noop", "status": 200}, "dropped documents, or sent them elsewhere"),
-        ({"result": "created", "_index": "elsewhere", "status": 201}, "stored in elsewhere"),
-        ({"result": "created", "_index": ".fs-1", "status": 201, "failure_store": "used"}, "into its failure store"),
+        ({**CREATED, "_index": "elsewhere"}, "stored in elsewhere"),
+        ({**CREATED, "_index": ".fs-1", "failure_store": "used"}, "into its failure store"),
+        ({**CREATED, "_id": "another"}, "stored under another _id"),
+        ({**EXISTS, "_index": "elsewhere"}, "stored in elsewhere"),
+        ({**EXISTS, "_id": "another"}, "stored under another _id"),
     ],
 )
 def test_an_answer_that_does_not_say_that_the_stream_holds_the_document_is_no_success(
     options: dict[str, Any], client: vendor.Elasticsearch, answer: dict[str, Any], reason: str
 ) -> None:
     """The development server runs neither processors nor failure stores, so a proxy answers as those do."""
+    newest = backing(client, options["index"])[0]
 
     def elsewhere(seen: Seen) -> Answer | None:
-        if not seen.is_bulk:
-            return None
-        count = seen.body.count(b'{"create"')
-        return Answer(200, json.dumps({"errors": False, "items": [{"create": answer}] * count}).encode())
+        return answered(seen, lambda sent: {"_index": newest, "_id": sent, **answer}) if appends(seen) else None
 
     with closing(joined(OneByOne(**options))) as rig:
         prepared = rig.prepare(0, [rows(0, 5)])
@@ -437,6 +457,96 @@ def test_an_answer_that_does_not_say_that_the_stream_holds_the_document_is_no_su
         assert "stays pending in the ledger" in str(caught.value)
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
         assert numbers(client, options["index"]) == once(5)
+
+
+class SendsElsewhere:
+    """Answers as a server whose pipeline sends each document to another index; the first ``lost`` answers are lost."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self._lost = lost
+        self._there: set[str] = set()
+
+    def __call__(self, seen: Seen) -> Answer | None:
+        if not appends(seen):
+            return None
+        answer = answered(seen, self._item)
+        self._lost -= 1
+        return Answer(503) if self._lost >= 0 else answer
+
+    def _item(self, document_id: str) -> dict[str, Any]:
+        result = EXISTS if document_id in self._there else CREATED
+        self._there.add(document_id)
+        return {"_index": "elsewhere", "_id": document_id, **result}
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["told", "lost"])
+def test_documents_that_a_pipeline_sends_elsewhere_do_not_count_as_stored_when_they_are_sent_again(
+    options: dict[str, Any], client: vendor.Elasticsearch, lost: int
+) -> None:
+    """They exist already, but not in the stream; also if the answer that says that they were created is lost."""
+    with closing(joined(OneByOne(**options))) as rig:
+        prepared = rig.prepare(0, [rows(0, 5)])
+        with (
+            Proxy(options["hosts"], SendsElsewhere(lost)) as proxy,
+            closing(Rig(OneByOne(**{**options, "hosts": proxy.url}), rig.identity)) as other,
+        ):
+            for _ in range(2):
+                with pytest.raises(OutcomeUnknown, match="stored in elsewhere"):
+                    other.commit(prepared)
+        assert rig.committer.newest() is None
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert numbers(client, options["index"]) == once(5)
+
+
+def test_a_retry_whose_documents_a_pipeline_sends_elsewhere_keeps_the_letters(
+    with_letters: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """Also when it is typed again, and the documents exist already, but not in the stream."""
+    with closing(joined(OneByOne(**with_letters))) as rig:
+        letters = lettered(rig, client, 0, 0, 5)
+        with (
+            Proxy(with_letters["hosts"], SendsElsewhere()) as proxy,
+            closing(Rig(OneByOne(**{**with_letters, "hosts": proxy.url}), rig.identity)) as other,
+        ):
+            for _ in range(2):
+                with pytest.raises(PrepareFailed, match="stored in elsewhere"):
+                    other.committer.participant.letters("search").retry(Chosen())
+        assert letters.count(Chosen()) == 4
+        assert letters.retry(Chosen()) == Retried(written=4)
+        assert numbers(client, with_letters["index"]) == once(5)
+
+
+def test_letters_of_a_run_before_a_rollover_do_not_count(
+    with_letters: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """The old backing index refuses all rows. The new one, to which they are sent again, refuses one."""
+    name = with_letters["index"]
+    with (
+        Proxy(with_letters["hosts"], lambda _: None) as proxy,
+        closing(joined(OneByOne(**{**with_letters, "hosts": proxy.url}))) as rig,
+    ):
+        strict(client, name, on=True)
+
+        def rolls_over(seen: Seen) -> Answer | None:
+            if not (seen.is_bulk and f"{name}_dead" in seen.path):
+                return None
+            proxy.behave = lambda _: None
+            answer = proxy.forward(seen)
+            client.indices.rollover(alias=name)
+            return answer
+
+        proxy.behave = rolls_over
+        documents = [{"n": number, "@timestamp": AT, "new": 1} for number in range(4)]
+        prepared = rig.prepare(0, [keyless([*documents, {"n": "x", "@timestamp": AT}])])
+        verdict = rig.commit(prepared)
+        assert (verdict.outcome, verdict.set_aside) == (Outcome.COMMITTED, 1)
+        letters = rig.committer.participant.letters(rig.identity.sink)
+        assert letters.count(Chosen()) == 1
+        rig.apply(1, [rows(4, 8)])
+        assert letters.count(Chosen()) == 1
+        assert [letter.row["document"]["n"] for letter in letters.read(Chosen(), 9)] == ["x"]
+        assert numbers(client, name) == once(8)
+        assert len(backing(client, name)) == 2
 
 
 def test_a_backing_index_that_forgets_stops_vote_and_commit(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from epochsink.cli.app import app
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import OutcomeUnknown, RowsRejected, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.sink import LastDone, Outcome
 from epochsink.testing.sink_rig import OneSink
 
@@ -196,6 +196,38 @@ def test_an_alias_of_several_indices_is_refused_with_the_reason(
     (finding,) = check(changed(sink, index=alias))
     assert "an _id is unique within one index only" in finding
     assert f"{sink.index}_1, {sink.index}_2" in finding
+
+
+@pytest.mark.parametrize("place", ["index", "index_by"])
+def test_an_alias_of_several_indices_is_refused_for_dead_letters(
+    sink: Elasticsearch, client: vendor.Elasticsearch, place: str
+) -> None:
+    """Letters are written to its write index, and found in all of them."""
+    alias = f"{sink.index}_dead"
+    client.indices.create(index=f"{alias}-1", aliases={alias: {"is_write_index": False}})
+    client.indices.create(index=f"{alias}-2", aliases={alias: {"is_write_index": True}})
+    where = {"index": sink.index} if place == "index" else {"index_by": "id", "index": None}
+    (finding,) = check(changed(sink, on_rejected="dead_letter", dead_letter_index=alias, **where))
+    assert f"dead_letter_index=: '{alias}' is an alias of 2 indices ({alias}-1, {alias}-2)" in finding
+    assert "name one of the indices, or an alias of just one" in finding
+
+
+def test_an_alias_for_dead_letters_that_rolls_over_stops_vote_and_commit_until_one_index_is_named(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    alias = f"{sink.index}_dead"
+    client.indices.create(index=f"{alias}-000001", aliases={alias: {"is_write_index": True}})
+    letters: dict[str, Any] = {"on_rejected": "dead_letter", "dead_letter_index": alias}
+    with closing(Rig.joining(changed(sink, **letters))) as rig:
+        prepared = rig.prepare(0, [rendered([("a", {"n": 1})])])
+        client.indices.rollover(alias=alias)
+        with pytest.raises(PrepareFailed, match=r"dead_letter_index=.*is an alias of 2 indices"):
+            rig.prepare(0, [rendered([("a", {"n": 1})])])
+        with pytest.raises(OutcomeUnknown, match=r"dead_letter_index=.*is an alias of 2 indices.*stays pending"):
+            rig.commit(prepared)
+        one = changed(sink, **{**letters, "dead_letter_index": f"{alias}-000001"})
+        with closing(Rig(one, rig.identity)) as corrected:
+            assert corrected.commit(prepared).outcome is Outcome.COMMITTED
 
 
 def test_an_alias_with_a_routing_is_refused(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from elasticsearch_rig import Rig, keyless, rendered
+from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import RowsRejected, WentBack
-from epochsink.sink import Chosen, Outcome, Retried
+from epochsink.elasticsearch.dead_letter import forget_other_runs
+from epochsink.elasticsearch.errors import UnfitIndex
+from epochsink.errors import PrepareFailed, RowsRejected, WentBack
+from epochsink.sink import Chosen, Epoch, Outcome, Retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,6 +122,86 @@ def test_a_newer_document_is_never_replaced(rig: Rig, client: vendor.Elasticsear
     assert "later epoch" in letters_of(rig).caution()
 
 
+def test_a_deletion_that_is_forgotten_with_its_shard_is_undone_by_a_retry_which_says_so_before(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """The server keeps deleted versions in memory; after it opens a shard, it knows those since the last flush only."""
+    client.indices.put_settings(index=options["index"], settings={"index.gc_deletes": "1h"})
+    with closing(Rig.joining(Elasticsearch(**options, delete_when="gone"), SCHEMA)) as rig:
+        rig.apply(0, [rendered([("a", {"new": 1}), ("b", {"new": 2})])])
+        correct(client, rig)
+        rig.apply(1, [rendered([("a", None), ("b", None)])])
+        a, b = sorted(read(rig), key=lambda letter: str(letter.row["_id"]))
+        assert letters_of(rig).retry(Chosen((a.id,))) == Retried(superseded=1)
+        client.indices.flush(index=rig.sink.index)
+        client.indices.close(index=rig.sink.index)
+        client.indices.open(index=rig.sink.index)
+        assert "if the primary shard has restarted or moved since" in letters_of(rig).caution()
+        assert letters_of(rig).retry(Chosen((b.id,))) == Retried(written=1)
+        assert rig.stored() == {"b": {"new": 2}}
+
+
+@contextmanager
+def rolled_over(options: dict[str, Any], client: vendor.Elasticsearch) -> Iterator[Rig]:
+    """Give a sink with a letter of epoch 0, whose alias for letters has then rolled over."""
+    alias = options["dead_letter_index"]
+    first = f"{alias}-000001"
+    with closing(Rig.joining(Elasticsearch(**{**options, "dead_letter_index": first}), SCHEMA)) as made:
+        client.indices.put_alias(index=first, name=alias, is_write_index=True)
+        with closing(Rig(Elasticsearch(**options), made.identity)) as rig:
+            rig.apply(0, [rendered([*GOOD, ("a", {"new": 1})])])
+            client.indices.rollover(alias=alias, mappings=client.indices.get_mapping(index=first)[first]["mappings"])
+            yield rig
+
+
+def test_letters_behind_an_alias_that_has_rolled_over_are_dropped_where_they_are(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    alias = options["dead_letter_index"]
+    with rolled_over(options, client) as rig:
+        (letter,) = rig.stored(alias).values()
+        client.index(index=alias, id="second", document=letter)
+        assert letters_of(rig).drop(ALL) == 2
+        assert rig.stored(alias) == {}
+
+
+def test_a_retry_is_refused_while_its_letters_are_in_several_indices(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    with rolled_over(options, client) as rig:
+        with pytest.raises(PrepareFailed, match=r"dead_letter_index=.*is an alias of 2 indices"):
+            letters_of(rig).retry(ALL)
+        assert letters_of(rig).count(ALL) == 1
+
+
+def test_letters_of_a_broken_off_run_behind_an_alias_that_has_rolled_over_are_cleared_away(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """It rolled over after the check at the start of the commit."""
+    alias = options["dead_letter_index"]
+    with rolled_over(options, client) as rig:
+        (letter,) = rig.stored(alias).values()
+        mine = dict(letter, run="mine")
+        client.index(index=alias, id="mine", document=mine)
+        forget_other_runs(client, alias, rig.identity, Epoch(0, letter["attempt"]), run="mine", timeout=10)
+        assert rig.stored(alias) == {"mine": mine}
+
+
+def test_letters_that_stay_although_the_server_accepts_their_deletion_are_an_error_and_no_endless_loop(
+    rig: Rig,
+) -> None:
+    prepared = rig.apply(0, [rendered([("a", {"new": 1})])])
+    (letter,) = rig.stored(rig.sink.dead_letter_index)
+    deaf = Answer(200, b'{"errors":false}')
+    with (
+        Proxy(rig.sink.hosts[0], lambda seen: deaf if seen.is_bulk else None) as proxy,
+        closing(connect(Elasticsearch(proxy.url, index="any"))) as through,
+        pytest.raises(UnfitIndex, match=f"after the server has accepted to delete them, for example '{letter}'"),
+    ):
+        forget_other_runs(through, rig.sink.dead_letter_index or "", rig.identity, prepared.epoch, run="", timeout=10)
+    assert letters_of(rig).count(ALL) == 1
+
+
 def test_only_the_chosen_letters_are_retried_or_dropped(rig: Rig, client: vendor.Elasticsearch) -> None:
     for epoch in range(3):
         rig.apply(epoch, [rendered([(f"{epoch}-{number}", {"new": number}) for number in range(2)])])
@@ -144,6 +228,86 @@ def test_rows_of_an_index_chosen_by_the_row_go_there(options: dict[str, Any], cl
         done = letters_of(rig).retry(ALL)
         assert (done.written, done.kept) == (1, 1)
         assert list(rig.stored(index).values()) == [{"new": 1}]
+
+
+def daily(options: dict[str, Any], **changed: Any) -> Elasticsearch:
+    """Return the sink whose rows name their index."""
+    return Elasticsearch(**{**options, "index": None, "index_by": "day", **changed})
+
+
+@pytest.fixture
+def by_day(options: dict[str, Any], client: vendor.Elasticsearch) -> Iterator[Rig]:
+    """Give a letter for the index of the options, which now takes it, and which the newest epoch does not touch."""
+    older, newer = options["index"], f"{options['index']}_newer"
+    client.indices.create(index=newer, settings={"number_of_replicas": 0})
+    with closing(Rig.joining(daily(options), SCHEMA)) as made:
+        made.apply(0, [rendered([("a", {"new": 1})], indices=[older])])
+        made.apply(1, [rendered([("b", {"n": 1})], indices=[newer])])
+        assert letters_of(made).count(ALL) == 1
+        client.indices.put_mapping(index=older, properties={"new": {"type": "long"}})
+        yield made
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 200, "result": "noop", "_version": -3},
+        {"status": 201, "result": "created", "_index": "elsewhere", "_version": 1},
+        {"status": 409, "_index": "elsewhere", "error": {"type": "version_conflict_engine_exception", "reason": "-"}},
+    ],
+    ids=["dropped", "moved", "moved before"],
+)
+def test_a_retry_looks_at_the_answers_also_of_an_index_that_the_newest_epoch_did_not_touch(
+    options: dict[str, Any], by_day: Rig, answer: dict[str, Any]
+) -> None:
+    """The development server has no processors, so a proxy answers as a server whose pipeline takes the document."""
+    older = options["index"]
+
+    def takes(seen: Seen) -> Answer | None:
+        if not (seen.is_bulk and older.encode() in seen.body):
+            return None
+        items = [{"index": {"_index": older, "_id": each, **answer}} for each in seen.ids]
+        told = {"items": items} if "items" in seen.path else {}
+        return Answer(200, json.dumps({"errors": "error" in answer, **told}).encode())
+
+    with (
+        Proxy(options["hosts"], takes) as proxy,
+        closing(Rig(daily(options, hosts=proxy.url), by_day.identity)) as through,
+        pytest.raises(PrepareFailed, match=f"pipeline of index '{older}' has dropped 1 of 1"),
+    ):
+        letters_of(through).retry(ALL)
+    assert letters_of(by_day).count(ALL) == 1
+    assert letters_of(by_day).retry(ALL) == Retried(written=1)
+    assert by_day.stored(older) == {"a": {"new": 1}}
+
+
+def test_a_retry_refuses_an_index_that_forgets_also_one_that_the_newest_epoch_did_not_touch(
+    options: dict[str, Any], client: vendor.Elasticsearch, by_day: Rig
+) -> None:
+    older, durability = options["index"], "index.translog.durability"
+    client.indices.put_settings(index=older, settings={durability: "async"})
+    with pytest.raises(PrepareFailed, match=f"index '{older}' has {durability}=async"):
+        letters_of(by_day).retry(ALL)
+    assert letters_of(by_day).count(ALL) == 1
+    client.indices.put_settings(index=older, settings={durability: None})
+    assert letters_of(by_day).retry(ALL) == Retried(written=1)
+
+
+def test_a_retry_writes_to_no_index_that_is_not_for_documents(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    index, dead = options["index"], options["dead_letter_index"]
+    wrong = ["Not Valid", "_leading", "-", "", dead, "epochsink-markers"]
+    with closing(Rig.joining(daily(options), SCHEMA)) as rig:
+        documents: list[Document] = [(f"wrong{number}", {"n": 1}) for number in range(len(wrong))]
+        rig.apply(0, [rendered([*documents, ("a", {"new": 1})], indices=[*wrong, index])])
+        client.indices.put_mapping(index=index, properties={"new": {"type": "long"}})
+        done = letters_of(rig).retry(ALL)
+        assert (done.written, done.kept) == (1, len(wrong))
+        assert "there is no index" in done.reason
+        assert letters_of(rig).count(ALL) == len(wrong)
+        assert not client.exists(index="epochsink-markers", id=f"wrong{len(wrong) - 1}")
+        assert not client.exists(index=dead, id=f"wrong{len(wrong) - 2}")
 
 
 def test_an_index_that_was_made_anew_gets_no_letters(rig: Rig, client: vendor.Elasticsearch) -> None:

@@ -95,6 +95,12 @@ class Node:
         told = {"version": 1, "index": ORDERS, "index_uuid": self.uuid, "history": "", "run": "another"}
         kept.source = told | changed
 
+    def claim(self, epoch: int) -> None:
+        """Claim an epoch as another copy of the checkpoint does."""
+        claimed = {"query": "query", "sink": "search", "epoch": epoch, "attempt": "f" * 32}
+        kept = self.documents[applied_epochs.INDEX].setdefault(claim_document(KEY), Stored(0, {}))
+        kept.source, kept.changes = claimed, kept.changes + 1
+
     def _described(self, index: str) -> dict[str, Any]:
         own = {"index.uuid": self.uuid, "index.gc_deletes": "1h", **self.settings} if index == ORDERS else {}
         return {"aliases": {}, "settings": {"index.uuid": "m1", **own}}
@@ -283,9 +289,11 @@ def test_a_document_of_another_sink_is_not_overwritten(rig: Rig, node: Node) -> 
 # ---- markers and claims
 
 
-def test_an_epoch_that_another_attempt_applied_is_unknown(rig: Rig, node: Node) -> None:
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_an_epoch_that_another_attempt_applied_or_a_later_one_is_unknown(rig: Rig, node: Node, epoch: int) -> None:
+    """The marker of a later epoch says nothing of this one: it may be another copy's, which has not got this epoch."""
     prepared = rig.prepare(0, [documents("a")])
-    node.mark(epoch=0, attempt="f" * 32)
+    node.mark(epoch=epoch, attempt="f" * 32)
     verdict = rig.commit(prepared)
     assert verdict.outcome is Outcome.UNKNOWN
     assert node.bulks == []
@@ -294,11 +302,41 @@ def test_an_epoch_that_another_attempt_applied_is_unknown(rig: Rig, node: Node) 
 def test_an_epoch_that_another_attempt_has_claimed_is_not_applied(rig: Rig, node: Node) -> None:
     """Their documents would be mixed."""
     prepared = rig.prepare(0, [documents("a")])
-    claimed = {"query": "query", "sink": "search", "epoch": 0, "attempt": "f" * 32}
-    node.documents[applied_epochs.INDEX][claim_document(KEY)] = Stored(0, claimed)
+    node.claim(0)
     with pytest.raises(WentBack, match="a driver on another copy of this checkpoint"):
         rig.commit(prepared)
     assert node.bulks == []
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_claim_of_an_epoch_that_this_ledger_does_not_have_is_not_overwritten(
+    rig: Rig, node: Node, *, applied: bool
+) -> None:
+    """Another copy of the checkpoint may be applying that epoch, whose input is in a later one here."""
+    after = last(rig.apply(0, [documents("a")])) if applied else None
+    prepared = rig.prepare(5, [documents("b")], after=after)
+    node.claim(3)
+    with pytest.raises(WentBack, match="epoch 3 of this query is being applied"):
+        rig.commit(prepared, after)
+    assert "b" not in node.sources()
+
+
+@pytest.mark.parametrize("closed", [3, 9])
+def test_a_claim_of_an_epoch_that_an_operator_has_closed_is_overwritten(rig: Rig, node: Node, closed: int) -> None:
+    rig.apply(0, [documents("a")])
+    node.claim(3)
+    prepared = rig.prepare(5, [documents("b")])
+    assert rig.commit(prepared, LastDone(closed, "", ())).outcome is Outcome.COMMITTED
+    assert "b" in node.sources()
+
+
+def test_a_claim_of_another_attempt_is_not_overwritten_after_an_operator_has_closed_a_later_epoch(
+    rig: Rig, node: Node
+) -> None:
+    node.claim(5)
+    with pytest.raises(WentBack, match="epoch 5 of this query is being applied"):
+        rig.commit(rig.prepare(5, [documents("b")]), LastDone(9, "", ()))
+    assert node.sources() == {}
 
 
 def test_a_marker_that_changes_while_an_epoch_is_applied_is_not_overwritten(rig: Rig, node: Node) -> None:

@@ -69,6 +69,20 @@ def test_an_unfit_index_is_refused_with_reason_and_way_out(described: dict[str, 
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        (described_as(settings={"index.lifecycle.rollover_alias": "letters"}), "rolls over from 'letters-000007'"),
+        (described_as(data_stream="letters"), "is a data stream, which accepts neither versions nor deletes"),
+    ],
+)
+def test_a_dead_letter_index_that_rolls_over_is_refused(described: dict[str, Any], reason: str) -> None:
+    found = {"orders": described_as(), "letters-000007": {**described, "aliases": {"letters": {}}}}
+    with pytest.raises(UnfitIndex, match=f"dead_letter_index=: .*{reason}") as caught:
+        find("orders", found, on_rejected="dead_letter", dead_letter_index="letters")
+    assert "name an index" in caught.value.hint or "name the index 'letters-000007'" in caught.value.hint
+
+
 STREAM: dict[str, Any] = {".ds-orders-000001": described_as(data_stream="orders")}
 
 

@@ -146,16 +146,21 @@ def _is_absent(body: object) -> bool:
     return isinstance(body, dict) and body.get("found") is False
 
 
-def claim(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, known: Claim | None) -> Claim:
+def claim(
+    client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, known: Claim | None, *, done: int
+) -> Claim:
     """Claim an epoch for an attempt before its first document is written; return the claim in force afterwards.
 
-    It is a different one if another attempt of this epoch, or a later epoch, was claimed before. ``known`` is the last
-    claim that this driver saw: if it is still in force, no read is needed.
+    It is a different one if another attempt of this epoch, or any epoch after ``done``, was claimed before. ``done`` is
+    the newest epoch of the sink that is applied or closed. ``known`` is the last claim that this driver saw: if it is
+    still in force, no read is needed.
     """
     name = claim_document(identity_key(identity))
     while True:
         known = known or _read_claim(client, name)
-        if known is not None and known.epoch >= epoch.number:
+        # A ledger claims an epoch only after those before it are done or closed. So a claim in between is of another
+        # copy, which may be applying that epoch now. An operator may have closed a later epoch than this one.
+        if known is not None and known.epoch > min(done, epoch.number - 1):
             return known
         answer = client.options(ignore_status=CONFLICT).index(
             index=INDEX,

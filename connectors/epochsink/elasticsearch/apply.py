@@ -41,10 +41,11 @@ _TURNS: Final = 3
 
 
 class Application:
-    """One run that applies an epoch. Every run sends the same operations.
+    """Applies an epoch, in one run or, if its target changes meanwhile, several. Every run sends the same operations.
 
     ``kept`` is the marker that was read before, ``found`` the index that was read after it. ``executors`` send the
     requests of a large epoch; None means that this process sends all of them. ``pace`` is that of the sink's requests.
+    ``runs`` counts the runs that have begun.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Application:
         self._kept = kept
         self._found = found
         self._pace = pace
-        self._run = uuid.uuid4().hex
+        self._run = ""
         self._executors = executors
         self._parts: OnExecutors | None = None
         self._lookout = lookout = Lookout(client, identity, epoch)
@@ -85,6 +86,7 @@ class Application:
             pace=pace,
             created=self._created,
         )
+        self.runs = 0
         self._searchable = False
         self._rejected: list[Refusal] = []
         self._set_aside = 0
@@ -104,7 +106,6 @@ class Application:
                 prepared.index,
                 identity,
                 epoch,
-                run=self._run,
                 timeout=config.timeout,
                 # Before each request: a letter written after the successor deleted this run's letters would remain.
                 stop_if_overtaken=self._lookout.now,
@@ -163,6 +164,9 @@ class Application:
         for _ in range(_TURNS):
             before = self._found
             self._poster.stored_in = before.stored_in(pipeline)
+            # Letters of an earlier run do not count: this one may store their documents.
+            self._run = uuid.uuid4().hex
+            self.runs += 1
             self._apply(rows)
             # Read again: an index that was restored during the run, or a new target of the alias, may lack documents of
             # this epoch and of earlier ones.
@@ -329,7 +333,7 @@ class Application:
             others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
         if others and self._dead_letters is not None:
             self._refuse_unfit_index(others)
-            self._dead_letters.keep(others)
+            self._dead_letters.keep(others, self._run)
             self._set_aside += len(others)
             if self._set_aside > self._config.letters_limit * self._prepared.rows:
                 raise too_many_letters(

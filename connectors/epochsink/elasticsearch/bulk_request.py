@@ -51,10 +51,10 @@ class Poster:
     ``timeout`` is the time in seconds without any success after which the poster gives up. ``before_sending`` is called
     in the sending thread before each request; an exception from it ends the post. With ``refresh``, documents can be
     searched once their request is answered. ``pipeline`` is an ingest pipeline for them, None for the index's own.
-    ``stored_in`` is the index in which each document must be stored, if a
-    pipeline could send it elsewhere; None if there is no pipeline. ``pace`` limits requests while the server is
-    overloaded, together with those of other posters that have it; None for one request at once of any size.
-    ``created`` looks at the answers of a data stream.
+    ``stored_in`` is the index in which each document must be stored unless its operation names one, if a pipeline could
+    send it elsewhere; None if there is no pipeline. ``pace`` limits requests while the server is overloaded, together
+    with those of other posters that have it; None for one request at once of any size. ``created`` looks at the answers
+    of a data stream.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Poster:
             if self.stored_in is not None:
                 pipelines.refuse_moved(request, answer["items"], self.stored_in)
             if self._created is not None:
-                self._created.look(answer["items"])
+                self._created.look(request, answer["items"])
             if not answer["errors"]:
                 return []
             if detailed:

@@ -260,23 +260,22 @@ class ElasticsearchCommitter(Participant):
         with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
             # Both must happen before the first document, in any order.
             looking = beside.submit(target_index.require_recorded, self._client, self._config, trusted, prepared)
-            self._claim_for(epoch)
+            self._claim_for(epoch, max(kept.epoch if kept else -1, after.epoch if after else -1))
             found = looking.result()
-        # Otherwise earlier runs of this driver or a previous one may have left dead letters. A driver that supersedes
-        # this one during the run finds this run's marker, and deletes its own letters.
-        only_run, self._voted = self._voted == epoch.attempt, None
+        first, self._voted = self._voted == epoch.attempt, None
+        application = Application(
+            self._client,
+            self._config,
+            self._me,
+            epoch=epoch,
+            prepared=prepared,
+            kept=kept,
+            found=found,
+            pace=self._pace,
+            executors=self.executors,
+        )
         try:
-            set_aside = Application(
-                self._client,
-                self._config,
-                self._me,
-                epoch=epoch,
-                prepared=prepared,
-                kept=kept,
-                found=found,
-                pace=self._pace,
-                executors=self.executors,
-            ).run(rows)
+            set_aside = application.run(rows)
         except Overtaken:
             return self._overtaken(epoch, kept)
         except SpoolMissing:
@@ -287,13 +286,15 @@ class ElasticsearchCommitter(Participant):
             return told
         except errors.GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
-        if self._config.dead_letter_index is not None and not only_run:
+        # Earlier runs, of this driver or a previous one, may have left dead letters. A driver that supersedes this one
+        # during the run finds this run's marker, and deletes its own letters.
+        if self._config.dead_letter_index is not None and not (first and application.runs == 1):
             self._forget_other_runs(applied_epochs.read(self._client, self._me), epoch)
         return Verdict(Outcome.COMMITTED, set_aside=set_aside)
 
-    def _claim_for(self, epoch: Epoch) -> None:
+    def _claim_for(self, epoch: Epoch, done: int) -> None:
         """Claim the epoch for this attempt: two attempts that apply one epoch would mix their documents."""
-        self._claim = claim = applied_epochs.claim(self._client, self._me, epoch, self._claim)
+        self._claim = claim = applied_epochs.claim(self._client, self._me, epoch, self._claim, done=done)
         if (claim.epoch, claim.attempt) == (epoch.number, epoch.attempt):
             return
         raise WentBack(
@@ -382,11 +383,12 @@ def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
     """Return the verdict of the marker on an epoch; None if the epoch is not applied yet."""
     if kept is None or kept.epoch < epoch.number:
         return None
-    if kept.epoch == epoch.number and kept.attempt != epoch.attempt:
+    if (kept.epoch, kept.attempt) != (epoch.number, epoch.attempt):
+        # If it is a later epoch of our successor, the caller finds the ledger taken. Otherwise another copy wrote it.
         return Verdict(
             Outcome.UNKNOWN,
-            f"the marker says that attempt {kept.attempt} of epoch {epoch.number} is applied to index "
-            f"{kept.index!r}, but the ledger records attempt {epoch.attempt}",
+            f"the marker says that attempt {kept.attempt} of epoch {kept.epoch} is applied to index {kept.index!r}, "
+            f"but the ledger records attempt {epoch.attempt} of epoch {epoch.number}",
         )
     # an earlier run has applied it, and knew how many rows it set aside
     return Verdict(Outcome.COMMITTED, set_aside=None)

@@ -9,6 +9,7 @@ document with it is the one to write.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -17,7 +18,7 @@ from urllib.parse import quote
 import numpy as np
 
 from epochsink.elasticsearch.connection import refresh
-from epochsink.elasticsearch.errors import NotServed, UnfitIndex
+from epochsink.elasticsearch.errors import CONFLICT, NotServed, UnfitIndex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import elasticsearch
     import numpy.typing as npt
 
+    from epochsink.elasticsearch.bulk_body import Request
     from epochsink.elasticsearch.config import ElasticsearchConfig
 
 TIMESTAMP: Final = "@timestamp"
@@ -153,30 +155,45 @@ def unfit(name: str, described: Mapping[str, Any], config: ElasticsearchConfig |
 
 
 class Created:
-    """Looks at the answer to each create: the document must be in the stream. Used by several threads."""
+    """Looks at the answer to each create: the document must be in the stream. Used by several threads.
 
-    fields: Final = ",items.*._index,items.*.result,items.*.failure_store"
+    So must a document that exists already (409): a pipeline may have sent it elsewhere in an earlier request, whose
+    answer was lost, or in an earlier run.
+    """
+
+    fields: Final = ",items.*._index,items.*._id,items.*.result,items.*.failure_store"
     """The fields of the answer to request for each operation, after those of every answer."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._reached: set[str] = set()
 
-    def look(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Remember the backing indices of accepted documents. Raises `UnfitIndex` if the stream does not hold them."""
-        for answer in (answer for item in items for answer in item.values() if "error" not in answer):
+    def look(self, request: Request, items: Sequence[Mapping[str, Any]]) -> None:
+        """Remember the indices of the documents of a request that are stored.
+
+        Raises `UnfitIndex` if they were dropped, or are stored in the failure store or under another ``_id``.
+        """
+        for position, item in enumerate(items):
+            answer = item["create"]
+            exists = answer["status"] == CONFLICT
+            if "error" in answer and not exists:
+                continue
             if answer.get("failure_store") == "used":
                 raise UnfitIndex(
                     f"the data stream {self._stream!r} has put a document that it refuses into its failure store",
                     f'turn that off (PUT /_data_stream/{self._stream}/_options {{"failure_store": {{"enabled": false}}'
                     "}), delete what this query has written there, and start the query again",
                 )
-            if answer.get("result") != "created":
+            if not exists and answer.get("result") != "created":
                 raise self._moved(str(answer.get("result")))
+            # A second row with the same changed _id is not stored, and a retry after a rollover finds none of them.
+            sent = json.loads(request.operation(position).partition(b"\n")[0])["create"]["_id"]
+            if answer.get("_id") != sent:
+                raise self._moved("stored under another _id")
             self._reached.add(str(answer.get("_index")))
 
     def require_within(self, stream: Stream) -> None:
-        """Raise `UnfitIndex` if documents were accepted into other indices than the stream's."""
+        """Raise `UnfitIndex` if documents are stored in other indices than the stream's."""
         if elsewhere := sorted(self._reached - stream.backing.keys()):
             raise self._moved(f"stored in {', '.join(elsewhere)}")
 
@@ -184,8 +201,8 @@ class Created:
         return UnfitIndex(
             f"an ingest pipeline of the data stream {self._stream!r} has dropped documents, or sent them elsewhere "
             f"({what})",
-            "correct the pipeline or remove it, delete what it has written elsewhere, and start the query again: it "
-            "writes the documents of the epoch that are missing",
+            "correct the pipeline or remove it, delete what it has written elsewhere or under another _id, and start "
+            "the query (or the retry of dead letters) again: it writes the documents that are missing",
         )
 
 

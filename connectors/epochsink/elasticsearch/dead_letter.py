@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from epochsink.elasticsearch.bulk_body import action_heads, render
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import ensure_index, refresh
-from epochsink.elasticsearch.errors import Meaning, Refusal, meaning
+from epochsink.elasticsearch.errors import Meaning, Refusal, UnfitIndex, meaning
 from epochsink.errors import RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import elasticsearch
 
     from epochsink.sink import Epoch, Identity
+
+Hit = dict[str, Any]
+"""A letter as a search returns it."""
 
 _PAGE: Final = 1000
 # A source may be longer than the longest term of an index.
@@ -50,35 +53,52 @@ def ensure(client: elasticsearch.Elasticsearch, index: str) -> None:
 def forget_other_runs(
     client: elasticsearch.Elasticsearch, index: str, identity: Identity, epoch: Epoch, *, run: str, timeout: float
 ) -> None:
-    """Delete the letters of all runs of an epoch except ``run``, which its marker names. Raises `GaveUp`.
+    """Delete the letters of all runs of an epoch except ``run``, which its marker names.
+
+    Raises `GaveUp`, and `UnfitIndex` if letters are still there after the server has accepted their deletion.
 
     Call this after reading the marker: otherwise a driver that was paused could delete its successor's letters.
     """
     mine = [{"term": {"key": identity_key(identity)}}, {"term": {"epoch": epoch.number}}]
     query = {"bool": {"filter": mine, "must_not": {"term": {"run": run}}}}
-    poster = Poster(client, index, timeout)
+    gone: set[tuple[str, str]] = set()
     while True:
         refresh(client, index)
         found = client.search(index=index, query=query, size=_PAGE, source=False)["hits"]["hits"]
         if not found:
             return
-        if delete(poster, [hit["_id"] for hit in found], identity, epoch.number):
+        letters = {(hit["_index"], hit["_id"]) for hit in found}
+        if again := letters & gone:
+            raise UnfitIndex(
+                f"dead letters of an interrupted run of epoch {epoch.number} are still in {index!r} after the server "
+                f"has accepted to delete them, for example {min(again)[1]!r}",
+                "check the answers of a proxy in front of the server; or delete the letters of this epoch whose run is "
+                f"not {run!r}; then start the query again",
+            )
+        gone |= letters
+        if delete(client, found, identity, epoch.number, timeout):
             return  # another driver deletes them
 
 
-def delete(poster: Poster, letters: Sequence[str], identity: Identity, epoch: int) -> list[Refusal]:
-    """Delete letters of an epoch by their ids; return what is refused. Raises `GaveUp`."""
+def delete(
+    client: elasticsearch.Elasticsearch, letters: Sequence[Hit], identity: Identity, epoch: int, timeout: float
+) -> list[Refusal]:
+    """Delete letters of an epoch that a search has found; return what is refused. Raises `GaveUp`."""
     # One version above that of the letters: a late write must not restore them.
     heads = action_heads(version=identity.origin["base"] + epoch + 1, version_type="external_gte")
-    ids = pa.array([json.dumps({"_id": each})[1:] for each in letters])
-    return poster.post(render(ids, pa.nulls(len(letters), pa.string()), heads))
+    refused: list[Refusal] = []
+    # Where each one is: an alias that has rolled over passes a delete on to its newest index only.
+    for index in sorted({letter["_index"] for letter in letters}):
+        ids = pa.array([json.dumps({"_id": each["_id"]})[1:] for each in letters if each["_index"] == index])
+        refused += Poster(client, index, timeout).post(render(ids, pa.nulls(len(ids), pa.string()), heads))
+    return refused
 
 
 class DeadLetters:
-    """The dead letters of one run of one epoch.
+    """The dead letters of one epoch.
 
     Each run writes its own letters and does not touch those of other runs: they may belong to a driver that has taken
-    over, and may hold other documents. The run that writes the marker deletes the letters of all other runs.
+    over, and may hold other documents. After the marker, which names a run, the letters of all other runs are deleted.
     """
 
     def __init__(
@@ -89,7 +109,6 @@ class DeadLetters:
         identity: Identity,
         epoch: Epoch,
         *,
-        run: str,
         timeout: float,
         stop_if_overtaken: Callable[[], None],
     ) -> None:
@@ -98,13 +117,12 @@ class DeadLetters:
         self._target = target
         self._identity = identity
         self._epoch = epoch
-        self._run = run
         self._key = identity_key(identity)
         self._version = identity.origin["base"] + epoch.number
         self._poster = Poster(client, index, timeout, stop_if_overtaken)
 
-    def keep(self, refusals: Sequence[Refusal]) -> None:
-        """Write refused documents. Raises `GaveUp`, and `RowsRejected` if they are refused here too."""
+    def keep(self, refusals: Sequence[Refusal], run: str) -> None:
+        """Write refused documents of a run. Raises `GaveUp`, and `RowsRejected` if they are refused here too."""
         for refusal in refusals:
             if meaning(refusal.status, refusal.kind) is Meaning.TOO_LARGE:
                 raise RowsRejected(
@@ -112,8 +130,8 @@ class DeadLetters:
                     hint="raise http.max_content_length on the server; the epoch stays pending and is then applied",
                     values=f"_id {refusal.id!r}: {refusal.reason}",
                 )
-        ids = pa.array([self._id(refusal) for refusal in refusals])
-        documents = pa.array([json.dumps(self._document(refusal)) for refusal in refusals])
+        ids = pa.array([self._id(refusal, run) for refusal in refusals])
+        documents = pa.array([json.dumps(self._document(refusal, run)) for refusal in refusals])
         heads = action_heads(version=self._version, version_type="external_gte")
         again = self._poster.post(render(ids, documents, heads))
         if lost := [refusal for refusal in again if not refusal.conflict]:
@@ -124,14 +142,14 @@ class DeadLetters:
                 values=lost[0].reason,
             )
 
-    def _id(self, refusal: Refusal) -> str:
+    def _id(self, refusal: Refusal, run: str) -> str:
         # no _id of a document has a NUL before it
         name = refusal.id or f"\x00{refusal.position}"
         # A digest, because a long _id with the prefix would exceed the limit of 512 bytes.
         digest = hashlib.sha256(name.encode()).hexdigest()[:32]
-        return f'"_id":"{document_id_prefix(self._key, self._epoch.number)}{digest}-{self._run}"}}'
+        return f'"_id":"{document_id_prefix(self._key, self._epoch.number)}{digest}-{run}"}}'
 
-    def _document(self, refusal: Refusal) -> dict[str, object]:
+    def _document(self, refusal: Refusal, run: str) -> dict[str, object]:
         return {
             "index": refusal.place.get("_index", self._target),
             "id": refusal.id or None,
@@ -143,7 +161,7 @@ class DeadLetters:
             "query_id": self._identity.query_id,
             "sink": self._identity.sink,
             "key": self._key,
-            "run": self._run,
+            "run": run,
             "epoch": self._epoch.number,
             "attempt": self._epoch.attempt,
             "rejected_at": int(time.time() * 1000),

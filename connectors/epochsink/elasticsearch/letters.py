@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, bulk_body, target_index
 from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.config import MARKERS, is_index_name
 from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.data_stream import Copies, Created, Stream
-from epochsink.elasticsearch.dead_letter import delete
+from epochsink.elasticsearch.dead_letter import Hit, delete
 from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, explained, is_passing
 from epochsink.elasticsearch.unfit import INVALID_MAP
 from epochsink.errors import OutcomeUnknown, PrepareFailed
@@ -28,7 +29,7 @@ from epochsink.retry import retrying
 from epochsink.sink import Letter, Letters, Retried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import elasticsearch
     from tenacity import Retrying
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     Write = Callable[[Sequence[Refusal], int], list[Refusal]]
     """Writes documents of an epoch, and returns those that are refused."""
-
-Hit = dict[str, Any]
 
 _PAGE: Final = 500
 _WINDOW: Final = 10_000
@@ -88,8 +87,10 @@ class ElasticsearchLetters(Letters):
             return ""
         said = "a document stays if a later epoch has written its key, or another program has changed it since"
         if self._config.delete_when:
+            # the server keeps the versions of deleted documents in memory
             said += (
-                f"; one that a later epoch deleted more than {self._config.gc_deletes} ago (gc_deletes=) is added again"
+                f"; one that a later epoch deleted is added again if that was more than {self._config.gc_deletes} ago "
+                "(gc_deletes=), or if the primary shard has restarted or moved since"
             )
         return said
 
@@ -121,8 +122,9 @@ class ElasticsearchLetters(Letters):
         config, found = self._config, self._found(kept)
         if isinstance(found, Stream):
             return lambda operations, _: self._append(kept, operations)  # it has no versions
-        stored_in = found.stored_in(config.pipeline)
-        poster = Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, stored_in=stored_in)
+        # Even if ``found`` has no pipeline: it may get one during the retry, and letters may be for other indices than
+        # those of the newest epoch.
+        poster = Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, stored_in=found.index)
 
         def write(operations: Sequence[Refusal], epoch: int) -> list[Refusal]:
             version = self._identity.origin["base"] + epoch
@@ -164,8 +166,11 @@ class ElasticsearchLetters(Letters):
     def _retry(self, write: Write, epoch: int, hits: Sequence[Hit]) -> Retried:
         reasons: dict[str, str] = {}
         operations: dict[tuple[str, str], tuple[str, Refusal]] = {}
+        existing: Collection[str] = (
+            () if self._config.index else self._existing({hit["_source"]["index"] for hit in hits})
+        )
         for hit in hits:
-            refusal, wrong = self._operation(hit["_source"])
+            refusal, wrong = self._operation(hit["_source"], existing)
             if wrong:
                 reasons[hit["_id"]] = wrong
             else:
@@ -183,8 +188,11 @@ class ElasticsearchLetters(Letters):
         self._delete(epoch, gone)
         return Retried(len(gone) - superseded, superseded, len(reasons), next(iter(reasons.values()), ""))
 
-    def _operation(self, letter: Mapping[str, Any]) -> tuple[Refusal, str]:
-        """Return the operation that was refused, and why it cannot be sent again, if so."""
+    def _operation(self, letter: Mapping[str, Any], existing: Collection[str]) -> tuple[Refusal, str]:
+        """Return the operation that was refused, and why it cannot be sent again, if so.
+
+        ``existing`` are the existing indices that letters name.
+        """
         place = {name: letter[name] for name in ("routing",) if letter.get(name)}
         if not self._config.index:
             place["_index"] = letter["index"]
@@ -196,13 +204,19 @@ class ElasticsearchLetters(Letters):
                 refusal,
                 f"it was for the index {letter['index']!r}, and the sink writes to {self._config.index!r} now",
             )
-        if not self._config.index and not self._exists(letter["index"]):
-            return refusal, f"the index {letter['index']!r} does not exist"
+        if not self._config.index and letter["index"] not in existing:
+            # otherwise the server would create it, without the mapping of the sink
+            return refusal, f"there is no index {letter['index']!r} for documents"
         return refusal, ""
 
-    def _exists(self, index: str) -> bool:
-        # otherwise the server would create it, without the mapping of the sink
-        return index in target_index.find_each(self._client, self._config, [index])
+    def _existing(self, names: Iterable[str]) -> Collection[str]:
+        """Return the existing indices for documents. Raises `UnfitIndex` if one does not keep them as promised."""
+        fit = [name for name in names if is_index_name(name) and name not in (self._index, MARKERS)]
+        found = target_index.find_each(self._client, self._config, fit)
+        # `_found` has checked the indices of the newest epoch only.
+        for unfit in (unfit for each in found.values() for unfit in target_index.unfit_settings(each, self._config)):
+            raise unfit
+        return found.keys()
 
     def _applied(self, chosen: Chosen, kept: Marker | None) -> Iterator[tuple[int, list[Hit]]]:
         """Yield all chosen letters of applied epochs, by epoch, in parts."""
@@ -240,9 +254,7 @@ class ElasticsearchLetters(Letters):
         return {"bool": {"filter": conditions, "should": list(states), "minimum_should_match": 1}}
 
     def _delete(self, epoch: int, hits: Sequence[Hit]) -> None:
-        poster = Poster(self._client, self._index, self._config.timeout)
-        if hits:
-            delete(poster, [hit["_id"] for hit in hits], self._identity, epoch)
+        delete(self._client, hits, self._identity, epoch, self._config.timeout)
 
     def _refresh(self) -> None:
         refresh(self._client, self._index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.elasticsearch.errors import FORBIDDEN, NOT_FOUND, UnfitIndex
+from epochsink.elasticsearch.errors import CONFLICT, FORBIDDEN, NOT_FOUND, UnfitIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,25 +98,33 @@ def _removed(index: str) -> str:
 
 
 def refuse_moved(request: Request, items: Sequence[Mapping[str, Any]], index: str) -> None:
-    """Raise `UnfitIndex` if an accepted document is not in ``index`` under its ``_id`` and version."""
-    moved = sum(
-        _is_moved(request.operation(position), *one, index)
-        for position, item in enumerate(items)
-        for one in item.items()
-    )
+    """Raise `UnfitIndex` if a document is not stored in its index under its ``_id`` and version.
+
+    ``index`` is that of operations that name none.
+    """
+    moved = []
+    for position, item in enumerate(items):
+        ((action, answer),) = item.items()
+        # Pipelines do not run on deletes.
+        if action == "delete":
+            continue
+        sent = json.loads(request.operation(position).partition(b"\n")[0])[action]
+        written = sent.get("_index", index)
+        if _is_moved(answer, written, sent["_id"], sent["version"]):
+            moved.append(written)
     if moved:
+        names = ",".join(sorted(set(moved)))
         raise UnfitIndex(
-            f"an ingest pipeline of index {index!r} has dropped {moved} of {len(items)} documents of one request, or "
-            "sent them to another index, _id or version",
-            f"correct the pipeline or remove it ({_removed(index)}), delete what it has written elsewhere, and start "
-            "the query again: it writes all documents of the epoch",
+            f"an ingest pipeline of index {names!r} has dropped {len(moved)} of {len(items)} documents of one request, "
+            "or sent them to another index, _id or version",
+            f"correct the pipeline or remove it ({_removed(names)}), delete what it has written elsewhere, and start "
+            "the query (or the retry of dead letters) again: it writes all of these documents",
         )
 
 
-def _is_moved(operation: bytes, action: str, answer: Mapping[str, Any], index: str) -> bool:
-    # Pipelines do not run on deletes.
-    if action == "delete" or "error" in answer:
-        return False
-    sent = json.loads(operation.partition(b"\n")[0])[action]
+def _is_moved(answer: Mapping[str, Any], index: str, document_id: str, version: int) -> bool:
+    if "error" in answer:
+        # A newer document is stored: is it the one that was meant?
+        return answer["status"] == CONFLICT and (answer.get("_index"), answer.get("_id")) != (index, document_id)
     stored = answer.get("_index"), answer.get("_id"), answer.get("_version")
-    return answer.get("result") == "noop" or stored != (sent.get("_index", index), sent["_id"], sent["version"])
+    return answer.get("result") == "noop" or stored != (index, document_id, version)

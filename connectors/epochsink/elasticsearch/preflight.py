@@ -48,7 +48,7 @@ def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, s
         applied_epochs.ensure(client)
         if config.dead_letter_index is not None:
             dead_letter.ensure(client, config.dead_letter_index)
-        found = _index(client, config, schema) if config.index else _pipeline(client, config)
+        found = _index(client, config, schema) if config.index else _without_index(client, config)
         if config.dead_letter_index is not None:
             found += _writable(client, config.dead_letter_index)
     except CLIENT_ERRORS as error:
@@ -156,8 +156,12 @@ def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, sch
     ]
 
 
-def _pipeline(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig) -> list[str]:
-    """Return what is wrong with ``pipeline=``; the indices of ``index_by`` are looked at in each vote."""
+def _without_index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig) -> list[str]:
+    """Return what is wrong with ``pipeline=`` and the dead-letter index; each vote looks at those of ``index_by``."""
+    try:
+        target_index.find_each(client, config, ())
+    except UnfitIndex as error:
+        return [str(error)]
     named = pipelines.named({}, config.pipeline)
     found = [str(each) for each in pipelines.moving(client, config.shown_index, named, config.pipeline)]
     absent = pipelines.missing(client, named)

@@ -108,7 +108,10 @@ class Targets(SeveralIndices):
 def find_each(
     client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, names: Iterable[str]
 ) -> dict[str, Target]:
-    """Return those of the named indices that exist. Raises `UnfitIndex` for the name of an alias or data stream."""
+    """Return those of the named indices that exist. Raises `UnfitIndex` for the name of an alias or data stream.
+
+    The dead-letter index may be an alias of one index.
+    """
     wanted = dict.fromkeys(names)
     beside_names = [applied_epochs.INDEX, *filter(None, [config.dead_letter_index])]
     found: dict[str, Any] = {}
@@ -116,6 +119,7 @@ def find_each(
         found |= client.indices.get(
             index=part, flat_settings=True, features=["settings", "aliases"], ignore_unavailable=True
         ).body
+    _refuse_unfit_letters(found, config.dead_letter_index)
     for name in wanted.keys() - found.keys():
         if index := next((index for index, described in found.items() if _stands_for(name, index, described)), None):
             raise UnfitIndex(
@@ -155,13 +159,15 @@ def find(
 
     ``features`` to read besides the settings can be "mappings". ``recorded``: for an epoch whose arguments were others.
 
-    Raises `UnfitIndex` for a data stream of rows with a key, an alias of several indices, and an alias that rolls over.
+    Raises `UnfitIndex` for a data stream of rows with a key, an alias of several indices, and an alias that rolls over;
+    likewise for the dead-letter index.
     """
     name = name or config.index
     wanted = ["settings", "aliases", *features]
     others = [applied_epochs.INDEX, *filter(None, [config.dead_letter_index])]
     # One request for all indices, because it is sent in every vote and commit.
     found = client.indices.get(index=[name, *others], flat_settings=True, features=wanted, ignore_unavailable=True).body
+    _refuse_unfit_letters(found, config.dead_letter_index)
     mine = {index: described for index, described in found.items() if _stands_for(name, index, described)}
     if not mine:
         # Ask for this one alone: the request above leaves out what the user may not see, as if it were missing.
@@ -183,6 +189,21 @@ def find(
 
 def _stands_for(name: str, index: str, described: Mapping[str, Any]) -> bool:
     return name in (index, described.get("data_stream")) or name in described.get("aliases", {})
+
+
+def _refuse_unfit_letters(found: Mapping[str, Any], name: str | None) -> None:
+    """Raise `UnfitIndex` if the name of the dead-letter index stands for more than one index, or will."""
+    mine = {index: described for index, described in found.items() if name and _stands_for(name, index, described)}
+    unfit = _unfit_letters(name, mine) if name and mine else None
+    if unfit:
+        reason, hint = unfit
+        raise UnfitIndex(f"dead_letter_index=: {reason}", hint)
+
+
+def _unfit_letters(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
+    if any("data_stream" in described for described in found.values()):
+        return f"{name!r} is a data stream, which accepts neither versions nor deletes", "name an index"
+    return _unfit(name, found)
 
 
 def missing(name: str) -> UnfitIndex:
