@@ -99,7 +99,7 @@ def tampered(postgres: PostgresService, folder: Path, statement: str, plan: Plan
             tamper = partial(_run, postgres, statement.format(table=place.options["t0"]["table"]))
             return replace(place, deeds={TAMPERING: tamper, NOTHING: lambda: None})
 
-    with Runner(Tampered(postgres.dsn, postgres.port, commit="prepared"), folder) as runner:
+    with Runner(Tampered(postgres.dsn, postgres.port, way={"commit": "prepared"}), folder) as runner:
         return runner.play(plan)
 
 

@@ -52,11 +52,19 @@ class Cluster:
     """All hosts and what runs on them. As a context manager it ends everything that it has started.
 
     ``store`` says where the checkpoint lies: on `hdfs` or `s3`, which have a host then, or on the machine's own files.
-    With ``skew`` the wall clock of each host is wrong, from the start, by something that is drawn from it.
+    With ``skew`` the wall clock of each host is wrong, from the start, by something that is drawn from it. ``atomic``
+    is that of PostgreSQL's sink.
     """
 
     def __init__(
-        self, folder: Path, sinks: Sequence[str], *, subnet: str, store: str = "", skew: Random | None = None
+        self,
+        folder: Path,
+        sinks: Sequence[str],
+        *,
+        subnet: str,
+        store: str = "",
+        skew: Random | None = None,
+        atomic: bool = True,
     ) -> None:
         self.folder = folder
         self.sinks = sinks
@@ -69,6 +77,7 @@ class Cluster:
         self.spark: dict[str, Host] = {}
         self._processes: dict[str, SupervisedProcess] = {}
         self._skew = skew
+        self._atomic = atomic
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -224,7 +233,7 @@ class Cluster:
                 "key": "cast(key AS string)",
             }
         if "postgres" in self.sinks:
-            options["table"] = {"kind": "Postgres", "dsn": self.dsn, "table": OUT}
+            options["table"] = {"kind": "Postgres", "dsn": self.dsn, "table": OUT, "atomic": self._atomic}
         if "elasticsearch" in self.sinks:
             keys = {"key": "key", "order_by": "kver", "delete_when": "op = 'D'"}
             options["log"] = {"kind": "Elasticsearch", "hosts": self.urls, "index": "log", "create": _INDEX}
@@ -236,7 +245,8 @@ class Cluster:
         if "kafka" in self.sinks:
             yield Target("topic", atomic=False), KafkaReader(self.bootstrap_servers, OUT, seconds=15)
         if "postgres" in self.sinks:
-            yield Target("table"), PostgresReader(f"{self.dsn}&connect_timeout=3&tcp_user_timeout=4000", OUT)
+            reader = PostgresReader(f"{self.dsn}&connect_timeout=3&tcp_user_timeout=4000", OUT)
+            yield Target("table", atomic=self._atomic), reader
         if "elasticsearch" in self.sinks:
             for name, keyed in (("log", False), ("state", True)):
                 # the client may ask either node

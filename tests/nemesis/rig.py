@@ -105,9 +105,10 @@ class Rig:
         self.timeline = Timeline(folder / "timeline.jsonl")
         self.history = HistoryLog(folder / "history")
         self.blindfold = Blindfold()
-        self.cluster = Cluster(
-            folder, sinks, store=store, subnet=subnet, skew=random.Random(seed) if canaries else None
-        )
+        skew = random.Random(seed) if canaries else None
+        # the soak takes turns
+        atomic = not canaries or seed % 2 == 0
+        self.cluster = Cluster(folder, sinks, store=store, subnet=subnet, skew=skew, atomic=atomic)
         self._seed = seed
         self._workload = Workload(keys=23)
         self._canaries = canaries

@@ -1,4 +1,4 @@
-"""One query into sinks with every option that changes what an epoch does to its target, killed at random.
+"""One query into sinks with many of the options that change what an epoch does to its target, killed at random.
 
     python -m proof.options --kills 20 [--seed N] [--keep FOLDER]
 
@@ -73,6 +73,7 @@ class Servers:
                 'CREATE TABLE counts (key bigint PRIMARY KEY, "rows" bigint, total bigint, latest bigint)'
             )
             connection.execute("CREATE TABLE wide (src_part int)")
+            connection.execute("CREATE TABLE tasks (src_part int, src_off bigint)")
             # without a unique key, which would hide doubled rows
             connection.execute(
                 f"CREATE TABLE part (src_part int, src_off bigint CHECK (NOT ({WRONG})), id bigint NOT NULL)"
@@ -137,6 +138,7 @@ class Servers:
                 "accumulate": {"rows": "sum", "total": "sum", "latest": "max"},
             },
             "wide": {**postgres, "table": "wide", "select": [*place, "op", *more], "add_columns": True},
+            "tasks": {**postgres, "table": "tasks", "select": place, "atomic": False},
             "avro": {
                 "kind": "Kafka",
                 "bootstrap_servers": self.kafka.bootstrap_servers,
@@ -196,6 +198,7 @@ class Targets:
         return {
             "stream": stream,
             "wide": wide,
+            "tasks": Counter[Place](self._rows("SELECT src_part, src_off FROM tasks")),
             "avro": Counter(self._messages()),
             "topic": Counter(self._topic()),
             "table": Counter[Place](self._rows("SELECT src_part, src_off FROM part")) + self._letters("table"),

@@ -99,15 +99,15 @@ class Place:
 
 
 class PostgresSide:
-    """One server; ``commit`` is the sinks' way, ``tables`` how many sinks share the database."""
+    """One server; ``way`` is how the sinks commit, ``tables`` how many of them share the database."""
 
     framing = framings.Postgres
     proxy = 0
 
-    def __init__(self, dsn: str, port: int, *, commit: str, tables: int = 1) -> None:
+    def __init__(self, dsn: str, port: int, *, way: Mapping[str, Any], tables: int = 1) -> None:
         self._dsn = dsn
         self.port = port
-        self._commit = commit
+        self._way = way
         self._tables = tables
 
     def fresh(self, port: int) -> Place:
@@ -117,15 +117,17 @@ class PostgresSide:
         tables = [f"{schema}.t{number}" for number in range(self._tables)]
         self._run(f"CREATE SCHEMA {schema}", *(f"CREATE TABLE {table} ({columns})" for table in tables))
         dsn = psycopg.conninfo.make_conninfo(self._dsn, port=port, sslmode="disable", gssencmode="disable")
-        common = {"dsn": dsn, "marker_schema": schema, "commit": self._commit, "timeout": SECONDS}
+        common = {"dsn": dsn, "marker_schema": schema, "timeout": SECONDS, **self._way}
+        atomic = self._way.get("atomic", True)
         names = {f"t{number}": table for number, table in enumerate(tables)}
         return Place(
             dict.fromkeys(names, "postgres"),
             {name: {**common, "table": table} for name, table in names.items()},
-            {name: Target(name) for name in names},
+            {name: Target(name, atomic=atomic) for name in names},
             {name: PostgresReader(self._dsn, table, schema=schema) for name, table in names.items()},
             {
                 LOST: lambda: self._lose(schema),
+                **({} if atomic else {"a seal is lost": lambda: self._roll_back("all%")}),
                 "sessions are ended": self._end_sessions,
                 SET_BACK: lambda: self._set_back(schema, tables),
                 CHANGED: lambda: self._change(tables[0]),
@@ -143,12 +145,17 @@ class PostgresSide:
             for statement in statements:
                 connection.execute(statement.encode())
 
-    def _lose(self, schema: str) -> None:
-        with psycopg.connect(self._dsn, autocommit=True, options="-c lock_timeout=500ms") as connection:
-            for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE %s", [f"{PREFIX}:%"]):
+    def _roll_back(self, part: str) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            query = "SELECT gid FROM pg_prepared_xacts WHERE gid LIKE %s"
+            for (gid,) in connection.execute(query, [f"{PREFIX}:%:{part}"]).fetchall():
                 # another one may have ended it
                 with suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
                     connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
+    def _lose(self, schema: str) -> None:
+        self._roll_back("%")
+        with psycopg.connect(self._dsn, autocommit=True, options="-c lock_timeout=500ms") as connection:
             found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
             for (name,) in found:
                 if staging_owner(name):

@@ -59,7 +59,8 @@ def section(every: Iterable[str], records: Iterable[Mapping[str, Any]], known: M
     return (
         f"The {plans:,} plans of {len(traced)} traced runs have reached {len(open_to_faults) - len(missed)} of the "
         f"{len(open_to_faults)} guards.\nOf the {len(missed)} others, something else is known to reach "
-        f"{reached_else}, and {why[DEFENCE]} are defences to which no way is known.\n\n"
+        f"{reached_else}, and {why[DEFENCE]} are defences to which no way is known.\nFor {why[NOTHING]} nothing was "
+        "found that reaches them: nobody has seen these errors raised.\n\n"
         f"| guard | what reaches it |\n|---|---|\n{rows}\n"
     )
 

@@ -184,11 +184,15 @@ class _Driver:
             batch = self._batch(epoch, partition)
             # by turns, rows travel with the answer and stay in a file
             order = WriteOrder(epoch, keeping, epoch.number % 2 * CARRIED)
-            for rows in job.write(order, [batch], partition):
-                for answer in map(Answer.from_json, rows.column(0).to_pylist()):
-                    written.setdefault(answer.sink, []).append((answer.task, answer.committable))
-                    if answer.spooled is not None:
-                        spooled.setdefault(answer.sink, {})[answer.task] = answer.spooled
+            try:
+                answers = [row for rows in job.write(order, [batch], partition) for row in rows.column(0).to_pylist()]
+            except OSError as failure:
+                # a task of Spark fails with whatever it raises, and its driver hears of it as this
+                raise TaskFailed(repr(failure)) from failure
+            for answer in map(Answer.from_json, answers):
+                written.setdefault(answer.sink, []).append((answer.task, answer.committable))
+                if answer.spooled is not None:
+                    spooled.setdefault(answer.sink, {})[answer.task] = answer.spooled
         return written, spooled
 
     def _batch(self, epoch: Epoch, partition: int) -> pa.RecordBatch:

@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka_proxy import listener
 from rich.console import Console
@@ -34,7 +34,7 @@ from request_faults.families import ElasticsearchSide, KafkaSide, PostgresSide
 from request_faults.runner import REPLAY, STORIES, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.queues import Queue
 
     from request_faults.runner import Plan, Side, Story, Verdict
@@ -51,9 +51,9 @@ class Result:
     seconds: float
 
 
-def _postgres(stack: ExitStack, commit: str, tables: int) -> Side:
+def _postgres(stack: ExitStack, way: Mapping[str, Any], tables: int = 1) -> Side:
     server = stack.enter_context(LocalPostgres())
-    return PostgresSide(server.dsn, server.port, commit=commit, tables=tables)
+    return PostgresSide(server.dsn, server.port, way=way, tables=tables)
 
 
 def _kafka(stack: ExitStack) -> Side:
@@ -69,9 +69,10 @@ def _elasticsearch(stack: ExitStack) -> Side:
 
 
 SIDES: Final[dict[str, Callable[[ExitStack], Side]]] = {
-    "postgres": lambda stack: _postgres(stack, "prepared", 1),
-    "postgres-staged": lambda stack: _postgres(stack, "staged", 1),
-    "postgres-shared": lambda stack: _postgres(stack, "prepared", 2),
+    "postgres": lambda stack: _postgres(stack, {"commit": "prepared"}),
+    "postgres-staged": lambda stack: _postgres(stack, {"commit": "staged"}),
+    "postgres-by-task": lambda stack: _postgres(stack, {"atomic": False}),
+    "postgres-shared": lambda stack: _postgres(stack, {"commit": "prepared"}, 2),
     "kafka": _kafka,
     "elasticsearch": _elasticsearch,
 }
