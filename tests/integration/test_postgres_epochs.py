@@ -48,7 +48,7 @@ def test_append_is_visible_only_after_commit(
     parts = driver.vote(written)
     assert pg_truth.rows(table) == []
     assert sorted(pg_truth.prepared()) == gids(parts)
-    assert len(gids(parts)) == {"prepared": 1, "staged": 0}.get(mode.get("commit", ""), 2)
+    assert len(gids(parts)) == {"prepared": 1, "staged": 0}.get(mode.get("commit", ""), 3)
 
     later = driver.restart()
     assert later.committer.newest() is None

@@ -166,7 +166,7 @@ MUTANTS = (
         "a second replay is built from the parts before the first",
         Variant(coordinator=made_of(commits=machine.ReplaysFromTheFirstRecord)),
         "T",
-        ((28, ("rollback",)), (49, ("rollback",))),
+        ((29, ("rollback",)), (53, ("rollback",))),
         schedule=2,
     ),
     Mutant("spool dropped before done", Variant(coordinator=made_of(commits=machine.DropsFirst)), "KPE", ()),
