@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 from confluent_kafka import KafkaException
 
+from epochsink.errors import ServiceError
 from nemesis.services import until
 
 if TYPE_CHECKING:
@@ -213,7 +215,16 @@ def start_again(service: OnHost) -> None:
     if service.host.pids():
         return
     until(lambda: not service.running, RECOVERY_SECONDS, "the death of a service")
-    service.start()
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while True:
+        try:
+            service.start()
+        except ServiceError:
+            # a broker that cannot hear the others may end while it starts; whoever supervises it starts it again
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return
 
 
 def _blinds(host: str) -> set[str]:

@@ -99,7 +99,8 @@ def text(records: list[dict[str, Any]]) -> str:
     """Return the page."""
     found = sums(records)
     rows = "\n".join(f"| {' | '.join(_row(kind, one))} |" for kind, one in found.items())
-    anomalies = [line.splitlines()[0] for one in found.values() for line in one.anomalies]
+    # of the text of an error, which has its line ends as \\n, the first line
+    anomalies = [line.splitlines()[0].partition("\\n")[0] for one in found.values() for line in one.anomalies]
     what_it_found = "\n".join(f"- {line}" for line in anomalies) or "No run found an anomaly."
     return TEMPLATE.read_text().format(
         rows=rows, what_it_found=what_it_found, soaks=_soaks([one for one in records if one["what"] == "soak"])

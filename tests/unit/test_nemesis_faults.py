@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import nemesis.run
+from epochsink.errors import ServiceError
 from epochsink.protocol.storage import LocalStorage
 from nemesis import cluster as clusters
 from nemesis.cluster import Cluster
-from nemesis.faults import Fault, Faults
+from nemesis.faults import Fault, Faults, start_again
 from nemesis.run import Leg, Nemesis
 from nemesis.supervisor import Driver, Supervisor
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nemesis.hosts import Host
+    from nemesis.services import OnHost
 
 NAMES = ("kafka1", "kafka2", "postgres1", "postgres2", "postgres3", "elastic1", "elastic2", "master", "worker1")
 
@@ -126,6 +128,22 @@ def drawn(stubs: StubCluster, kind: str, where: str) -> Fault:
     """Return a fault of a kind at a host."""
     source = faults(stubs)
     return next(fault for fault in (source.draw() for _ in range(20_000)) if (fault.kind, fault.where) == (kind, where))
+
+
+def test_a_server_that_ends_while_it_starts_is_started_again(stubs: StubCluster, told: list[str]) -> None:
+    """Its supervisor would: a broker that cannot hear the others for a while gives up."""
+    fails = [ServiceError("kafka ended with status 1 while starting")]
+
+    class Fragile(StubServer):
+        def start(self) -> None:
+            if fails:
+                raise fails.pop()
+            super().start()
+
+    host = stubs.network.hosts["postgres1"]
+    host.pid = 0
+    start_again(cast("OnHost", Fragile(host)))
+    assert told == ["start postgres1"]
 
 
 def test_no_fault_excuses_what_readers_of_postgresql_see(stubs: StubCluster) -> None:
