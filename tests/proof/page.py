@@ -99,7 +99,7 @@ def text(records: list[dict[str, Any]]) -> str:
     """Return the page."""
     found = sums(records)
     rows = "\n".join(f"| {' | '.join(_row(kind, one))} |" for kind, one in found.items())
-    # of the text of an error, which has its line ends as \\n, the first line
+    # of the text of an error, whose line ends are written as \n, the first line
     anomalies = [line.splitlines()[0].partition("\\n")[0] for one in found.values() for line in one.anomalies]
     what_it_found = "\n".join(f"- {line}" for line in anomalies) or "No run found an anomaly."
     return TEMPLATE.read_text().format(
