@@ -102,23 +102,11 @@ def rows(*ids: int) -> pa.RecordBatch:
 
 @pytest.fixture
 def desk(
-    tmp_path: Path, postgres: PostgresService, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Desk]:
-    """Return a desk of the test's own."""
+    """Return a desk of the test's own; a test gives other options of its sink as the fixture's parameter."""
     monkeypatch.chdir(tmp_path)
-    made = Desk(tmp_path, postgres.dsn, pg_schema, pg_truth)
-    yield made
-    made.kit.close()
-    sys.modules.pop(MODULE, None)
-
-
-@pytest.fixture
-def by_task(
-    tmp_path: Path, postgres: PostgresService, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Desk]:
-    """Return a desk whose epochs have a seal and a part for each task."""
-    monkeypatch.chdir(tmp_path)
-    made = Desk(tmp_path, postgres.dsn, pg_schema, pg_truth, atomic=False)
+    made = Desk(tmp_path, pg_truth.dsn, pg_schema, pg_truth, **getattr(request, "param", {}))
     yield made
     made.kit.close()
     sys.modules.pop(MODULE, None)
@@ -177,18 +165,19 @@ def test_an_unknown_epoch_is_closed_as_committed(desk: Desk) -> None:
     assert desk.visible() == []
 
 
+@pytest.mark.parametrize("desk", [{"atomic": False}], ids=["by-task"], indirect=True)
 @pytest.mark.parametrize("word", ["committed", "replay"])
-def test_no_task_is_committed_by_word_if_another_attempt_has_the_epoch(by_task: Desk, word: str) -> None:
+def test_no_task_is_committed_by_word_if_another_attempt_has_the_epoch(desk: Desk, word: str) -> None:
     """Its rows would be there twice: parts of tasks have no marker in common, only the seal has."""
-    by_task.kit.record(0, {"table": [rows(1), rows(2)]})
-    by_task.kit.decide(0)
-    (seal,) = [gid for gid in by_task.prepared() if ":all" in gid]
-    by_task.truth.execute(f"ROLLBACK PREPARED '{seal}'")
-    by_task.mark_as_another(0)
-    result = by_task.run("resolve", "0", "--sink", "table", "--as", word)
+    desk.kit.record(0, {"table": [rows(1), rows(2)]})
+    desk.kit.decide(0)
+    (seal,) = [gid for gid in desk.prepared() if ":all" in gid]
+    desk.truth.execute(f"ROLLBACK PREPARED '{seal}'")
+    desk.mark_as_another(0)
+    result = desk.run("resolve", "0", "--sink", "table", "--as", word)
     assert result.exit_code == (0 if word == "committed" else 1), result.output
-    assert by_task.visible() == []
-    assert by_task.kit.history().done == ({0} if word == "committed" else set())
+    assert desk.visible() == []
+    assert desk.kit.history().done == ({0} if word == "committed" else set())
 
 
 def test_a_replay_by_word_cannot_apply_an_epoch_that_has_a_marker(desk: Desk) -> None:

@@ -238,6 +238,24 @@ def test_of_two_copies_whose_tasks_have_prepared_an_epoch_one_gets_it(
     assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(3)]
 
 
+def test_a_vote_that_waits_for_the_seal_of_a_later_driver_names_it(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Its tasks hold locks on the table too, and are not what it waits for."""
+    driver = pg_driver(table, orders(1), atomic=False, timeout=1)
+    other = driver.restart()
+    ours, theirs = driver.write(0, orders(1)), other.write(0, orders(1))
+    seal, *_ = other.vote(theirs)
+    with pytest.raises(
+        PrepareFailed, match=f"prepared transaction '{seal['gid']}' has held locks on the markers"
+    ) as told:
+        driver.vote(ours)
+    assert "this checkpoint is the older copy" in told.value.message
+    assert f"--end '{seal['gid']}'" in told.value.hint
+    other.committer.abort_orphans([])
+    assert pg_truth.prepared() == []
+
+
 def test_a_seal_that_is_gone_is_prepared_again_before_a_task_is_committed(
     table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:

@@ -186,11 +186,11 @@ class PostgresCommitter(Participant):
                     table.require_place(connection, done)
                     marker.verify(connection, table.relation, done, pending)
             except WentBack:
-                if not (
-                    finish_again(connection, self._server, self._retry_seconds, table, done)
-                    if done
-                    else _join_again(connection, table, pending)
-                ):
+                if done:
+                    again = finish_again(connection, self._server, self._retry_seconds, table, done)
+                else:
+                    again = _join_again(connection, table, pending)
+                if not again:
                     raise
                 marker.verify(connection, table.relation, done, pending)
             with deadline(connection, self._retry_seconds):

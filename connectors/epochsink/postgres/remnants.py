@@ -157,14 +157,10 @@ def prepared_holder(connection: Connection, tables: Sequence[Relation]) -> tuple
 
 def _seal(connection: Connection, table: Table) -> tuple[str, float, str] | None:
     """Return the prepared seal that another one waits for, which locks no table but a row of the markers'."""
-    query = """
-        SELECT gid, pg_catalog.date_part('epoch', prepared) FROM pg_catalog.pg_prepared_xacts
-        WHERE database OPERATOR(pg_catalog.=) pg_catalog.current_database() AND gid OPERATOR(pg_catalog.~~) %s
-        """
-    for gid, since in connection.execute(query, [PreparedName.pattern(table.key)]):
-        name = PreparedName.parse(gid)
-        if name is not None and name.part == WHOLE:
-            return gid, float(since), "the markers"
+    for one in _prepared(connection, set()):
+        name = PreparedName.parse(one.name)
+        if name is not None and (name.key, name.part) == (table.key, WHOLE):
+            return one.name, one.since or 0.0, "the markers"
     return None
 
 
