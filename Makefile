@@ -34,7 +34,7 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # what the tests start
 SERVICES := kafka postgres elasticsearch registry
 # which share of the fault plans and of the experiments runs: another one each day
-DAY := $(shell date +%-j)
+DAY := $(shell echo $$(( $$(date +%s) / 86400 )))
 PROVE := PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 

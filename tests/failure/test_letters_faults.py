@@ -89,7 +89,7 @@ class InTable:
 
     def strikes(self, requests: Requests) -> Requests:
         """Choose those of the first transaction: the second one is like it, and a session that begins does nothing."""
-        labels = [label for label, _, _ in requests]
+        labels = [request.label for request in requests]
         return requests[labels.index("SELECT to_regclass(?)") : labels.index("COMMIT") + 1]
 
     def write_newer(self) -> None:
@@ -158,7 +158,7 @@ class InIndex:
 
     def strikes(self, requests: Requests) -> Requests:
         """Leave out the second epoch's, which are like those of the first."""
-        return [each for each in requests if (each[0].endswith("/_bulk"), each[1]) != (True, 1)]
+        return [each for each in requests if (each.label.endswith("/_bulk"), each.nth) != (True, 1)]
 
     def write_newer(self) -> None:
         self._apply((LETTERS[0], {"n": 2}))

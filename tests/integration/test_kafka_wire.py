@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from fix_kafka import lower
 from kafka.admin import ConfigResource
+from kafka.protocol.producer import ProduceRequest
 from kafka_kit import (
     NO_ROWS,
     ListRows,
@@ -98,6 +100,13 @@ def test_a_request_or_a_reply_that_is_lost_loses_and_doubles_no_row(wire: Wire, 
         assert committer.newest() == 0
         assert commit(committer, at, part) == COMMITTED
     assert wire.seen(3) == ["a", "b", "c"]
+
+
+def test_a_row_of_a_task_is_written_when_every_replica_in_sync_has_it(wire: Wire) -> None:
+    caught = wire.proxy.catch(Api.PRODUCE, Fate.LOSE_REPLY)
+    prepare(wire.proxied, task(identity(), epoch(0)), rows("a"))
+    (version,) = struct.unpack_from(">h", caught.frame, 6)
+    assert ProduceRequest.decode(caught.frame, version=version, header=True, framed=True).acks == -1
 
 
 @pytest.mark.parametrize("fate", [Fate.HOLD, Fate.REPEAT], ids=lambda fate: str(fate.name))

@@ -66,6 +66,27 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/storage.py",
+        "            self._check()\n            os.fsync(self._descriptor)",
+        "            os.fsync(self._descriptor)",
+        SPOOL,
+        "spooled rows that the disk refused while they were written: nobody is told",
+    ),
+    Mutant(
+        "protocol/storage.py",
+        "        self._check()\n        self._waiting = 0",
+        "        self._waiting = 0",
+        SPOOL,
+        "spooled rows that the disk refused, when it took the later ones",
+    ),
+    Mutant(
+        "protocol/storage.py",
+        "for folder in (self._path.parent, self._path.parent.parent):",
+        "for folder in (self._path.parent,):",
+        STORAGE,
+        "an attempt's folder without a name after a power cut, with the rows of a recorded epoch in it",
+    ),
+    Mutant(
+        "protocol/storage.py",
         'for path in (target, target.with_name(f".{target.name}.crc"), target.parent):',
         'for path in (target, target.with_name(f".{target.name}.crc")):',
         CONSISTENCY + " -k durable",

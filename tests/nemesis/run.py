@@ -34,6 +34,7 @@ from nemesis.page import write_page
 from nemesis.recovery import Recovery
 from nemesis.rig import PROGRESS_SECONDS, Rig
 from nemesis.store import STORES
+from proof.page import BROKE_OFF
 from proof.record import Record
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def play(leg: Leg, chosen: argparse.Namespace, seconds: float, show: Callable[[s
     except BaseException as failure:
         # a run that breaks off, or is ended by hand, is told like an anomaly: nothing has been judged
         traceback.print_exc()
-        leg.anomalies.append(f"the run has broken off: {failure!r}")
+        leg.anomalies.append(f"{BROKE_OFF}: {failure!r}")
         if not isinstance(failure, Exception):
             raise
     slowest = {"the slowest one": leg.slowest.steps(folder) if leg.slowest else []}

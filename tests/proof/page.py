@@ -18,6 +18,8 @@ TEMPLATE: Final = Path(__file__).with_name("template.md")
 LEFT: Final = 190
 RIGHT: Final = 290
 LANE: Final = 42
+BROKE_OFF: Final = "the run has broken off"
+"""What a run says that came to no verdict: what it tried counts nowhere, and this is an anomaly."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ KINDS: Final = {
     "mutants": Kind("mutants of the source, and the tests", "mutants", "make mutants", "tried", "killed"),
 }
 """The kinds of runs, as the table lists them."""
+_VERSIONS: Final = {
+    "Spark": "pyspark",
+    "Kafka": "Kafka",
+    "PostgreSQL": "PostgreSQL",
+    "Elasticsearch": "Elasticsearch",
+}
 
 
 @dataclass
@@ -64,18 +72,26 @@ class Sum:
     """All runs of one kind."""
 
     runs: int = 0
+    broke_off: int = 0
     seconds: int = 0
     figures: Counter[str] = field(default_factory=Counter)
     anomalies: list[str] = field(default_factory=list)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a run."""
-        self.runs += 1
-        self.seconds += record["seconds"]
         figures = record["figures"]
+        self.anomalies += [f"{record['what']}, seed {record['seed']}: {one}" for one in figures["anomalies"]]
+        self.runs += 1
+        if _has_broken_off(record):
+            self.broke_off += 1
+            return
+        self.seconds += record["seconds"]
         self.figures.update({name: value for name, value in figures.items() if isinstance(value, int)})
         self.figures["rows"] += figures.get("source rows", 0)
-        self.anomalies += [f"{record['what']}, seed {record['seed']}: {one}" for one in figures["anomalies"]]
+
+
+def _has_broken_off(record: Mapping[str, Any]) -> bool:
+    return any(one.startswith(BROKE_OFF) for one in record["figures"]["anomalies"])
 
 
 def write_page(folder: Path) -> Path:
@@ -103,7 +119,10 @@ def text(records: list[dict[str, Any]]) -> str:
     anomalies = [line.splitlines()[0].partition("\\n")[0] for one in found.values() for line in one.anomalies]
     what_it_found = "\n".join(f"- {line}" for line in anomalies) or "No run found an anomaly."
     return TEMPLATE.read_text().format(
-        rows=rows, what_it_found=what_it_found, soaks=_soaks([one for one in records if one["what"] == "soak"])
+        rows=rows,
+        what_it_found=what_it_found,
+        soaks=_soaks([one for one in records if one["what"] == "soak"]),
+        records="\n".join(map(_record, records)),
     )
 
 
@@ -113,7 +132,16 @@ def _row(kind: str, one: Sum) -> list[str]:
     beside = [f"{figures[name]:,}" if figures[name] else "" for name in ("rows", "reads")]
     tried = f"{figures[about.tried]:,} {about.unit}"
     hours = f"{one.seconds / 3600:.1f}"
-    return [about.title, f"`{about.command}`", str(one.runs), hours, tried, struck, *beside, str(len(one.anomalies))]
+    runs = f"{one.runs}, {one.broke_off} broke off" if one.broke_off else str(one.runs)
+    return [about.title, f"`{about.command}`", runs, hours, tried, struck, *beside, str(len(one.anomalies))]
+
+
+def _record(record: Mapping[str, Any]) -> str:
+    about, figures, of = KINDS[record["what"]], record["figures"], record["versions"]
+    versions = ", ".join(f"{name} {of[client]}" for name, client in _VERSIONS.items())
+    tried = "broke off" if _has_broken_off(record) else f"{figures[about.tried]:,} {about.unit}"
+    cells = [record["began"][:16].replace("T", " "), record["what"], record["seed"], record["commit"], versions]
+    return f"| {' | '.join(map(str, [*cells, tried, len(figures['anomalies'])]))} |"
 
 
 def _soaks(records: list[dict[str, Any]]) -> str:

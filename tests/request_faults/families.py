@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pyarrow as pa
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from elasticsearch import Elasticsearch as Client
 from elasticsearch import NotFoundError
-from kafka.admin import KafkaAdminClient
+from kafka.admin import AbortTransactionSpec, KafkaAdminClient
+from kafka.structs import TopicPartition
 from psycopg import sql
 
 # the committers and writers, too: a driver is forked from a process that has imported this
@@ -32,21 +33,28 @@ from epochsink.testing import Target
 from epochsink.testing.readers.elasticsearch import ElasticsearchReader
 from epochsink.testing.readers.kafka import KafkaReader
 from epochsink.testing.readers.postgres import PostgresReader
+from epochsink.testing.readers.reader import nothing
 from epochsink.testing.rows import SCHEMA
 from request_faults import framings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from epochsink.sink import Sink
     from epochsink.testing.readers import Reader
 
 
 LOST: Final = "what is prepared is lost"
+ABORTED: Final = "transactions are aborted at their partitions"
+DELETED: Final = "rows are deleted that readers have read or cannot see yet"
 SET_BACK: Final = "the target is set back"
 """After this rows are gone: the query has to stop with an error."""
 CHANGED: Final = "the target changes its form"
-"""After this the query may stop with an error."""
+UNSAFE: Final = "a setting no longer keeps what the target acknowledges"
+LOSSES: Final = frozenset({LOST, ABORTED, DELETED, SET_BACK})
+"""What takes rows away."""
+MAY_STOP: Final = frozenset({SET_BACK, CHANGED, UNSAFE})
+"""After these the query may stop with an error that says so."""
 WRITES_REFUSED: Final = "writes are refused for a moment"
 SECONDS: Final = 20.0
 """The sinks' ``timeout=``: a connection that breaks is tried again for so long."""
@@ -131,6 +139,7 @@ class PostgresSide:
                 "sessions are ended": self._end_sessions,
                 SET_BACK: lambda: self._set_back(schema, tables),
                 CHANGED: lambda: self._change(tables[0]),
+                UNSAFE: lambda: self._set_fsync("off"),
             },
             lambda: self._remove(schema),
         )
@@ -139,6 +148,7 @@ class PostgresSide:
         # a query that stopped with an error leaves what is prepared, with its locks
         self._lose(schema)
         self._run(f"DROP SCHEMA {schema} CASCADE")
+        self._set_fsync("on")
 
     def _run(self, *statements: str) -> None:
         with psycopg.connect(self._dsn, autocommit=True, options="-c lock_timeout=500ms") as connection:
@@ -167,6 +177,15 @@ class PostgresSide:
         with suppress(psycopg.errors.LockNotAvailable):
             self._run(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS more text NOT NULL DEFAULT 'x'")
 
+    def _set_fsync(self, value: str) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            deadline = time.monotonic() + SECONDS
+            while connection.execute("SHOW fsync").fetchone() != (value,):
+                assert time.monotonic() < deadline, f"fsync does not become {value}"
+                connection.execute(f"ALTER SYSTEM SET fsync = {value}".encode())
+                connection.execute("SELECT pg_reload_conf()")
+                time.sleep(0.01)
+
     def _end_sessions(self) -> None:
         self._run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'epochsink%'")
 
@@ -194,6 +213,24 @@ class PostgresSide:
 _SQL_TYPES: Final = {pa.string(): "text", pa.int32(): "int", pa.int64(): "bigint"}
 
 
+class _KafkaReader(KafkaReader):
+    """One that can keep what it has read, so that the topic need not."""
+
+    _kept: tuple[tuple[int, int, bytes], ...] = ()
+
+    def keep(self) -> None:
+        """Keep every row that can be read now."""
+        self._kept = tuple(self._records())
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+        self._kept = ()
+
+    def _records(self, fixed: Callable[[], None] = nothing) -> Iterator[tuple[int, int, bytes]]:
+        yield from self._kept
+        yield from super()._records(fixed)
+
+
 class KafkaSide:
     """One broker, whose second listener advertises the proxy."""
 
@@ -209,6 +246,7 @@ class KafkaSide:
         topic = f"f{uuid.uuid4().hex[:10]}"
         admin = AdminClient({"bootstrap.servers": self._servers})
         admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(timeout=30)
+        reader = _KafkaReader(self._servers, topic)
         options = {
             "bootstrap_servers": f"127.0.0.1:{port}",
             "topic": topic,
@@ -219,8 +257,15 @@ class KafkaSide:
             {"topic": "kafka"},
             {"topic": options},
             {"topic": Target("topic", atomic=False)},
-            {"topic": KafkaReader(self._servers, topic)},
-            {LOST: self._abort_open, SET_BACK: lambda: self._recreate(topic)},
+            {"topic": reader},
+            {
+                LOST: self._abort_open,
+                ABORTED: lambda: self._abort_at_partitions(topic),
+                DELETED: lambda: self._delete_rows(reader, topic),
+                SET_BACK: lambda: self._recreate(reader, topic),
+                CHANGED: lambda: self._add_partition(admin, topic),
+                WRITES_REFUSED: lambda: self._refuse(admin, topic),
+            },
             lambda: self._remove(admin, topic),
         )
 
@@ -229,7 +274,8 @@ class KafkaSide:
         self._abort_open()
         admin.delete_topics([topic])[topic].result(timeout=30)
 
-    def _recreate(self, topic: str) -> None:
+    def _recreate(self, reader: _KafkaReader, topic: str) -> None:
+        reader.forget()
         admin = AdminClient({"bootstrap.servers": self._servers})
         admin.delete_topics([topic])[topic].result(timeout=30)
         deadline = time.monotonic() + SECONDS
@@ -238,13 +284,39 @@ class KafkaSide:
             time.sleep(0.02)
         admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(timeout=30)
 
+    def _abort_at_partitions(self, topic: str) -> None:
+        """Abort what is open as ``kafka-transactions.sh abort`` does: the coordinator is not told."""
+        with self._admin() as client:
+            at = [TopicPartition(topic, partition) for partition in range(2)]
+            for place, found in client.describe_producers(at).items():
+                for one in found.active_producers:
+                    if one.current_transaction_start_offset >= 0:
+                        client.abort_transaction(AbortTransactionSpec(place, one.producer_id, one.producer_epoch))
+
+    def _delete_rows(self, reader: _KafkaReader, topic: str) -> None:
+        reader.keep()
+        with self._admin() as client:
+            client.delete_records({TopicPartition(topic, partition): -1 for partition in range(2)})
+
+    def _add_partition(self, admin: AdminClient, topic: str) -> None:
+        # once more of a pair, and there is nothing to add
+        with suppress(KafkaException):
+            admin.create_partitions([NewPartitions(topic, 3)])[topic].result(timeout=30)
+
+    def _refuse(self, admin: AdminClient, topic: str) -> None:
+        for replicas in ("2", "1"):
+            entry = ConfigEntry("min.insync.replicas", replicas, incremental_operation=AlterConfigOpType.SET)
+            resource = ConfigResource("topic", topic, incremental_configs=[entry])
+            admin.incremental_alter_configs([resource])[resource].result(timeout=30)
+            time.sleep(0.3)
+
+    def _admin(self) -> closing[KafkaAdminClient]:
+        return closing(KafkaAdminClient(bootstrap_servers=self._servers))
+
     def _abort_open(self) -> None:
         """Take the ids of open transactions, as a zombie or an administrator does."""
-        client = KafkaAdminClient(bootstrap_servers=self._servers)
-        try:
+        with self._admin() as client:
             listed = [one for many in client.list_transactions(state_filters=["Ongoing"]).values() for one in many]
-        finally:
-            client.close()
         for one in listed:
             if one.transactional_id.startswith(f"{PREFIX}."):
                 settings = {
@@ -281,6 +353,7 @@ class ElasticsearchSide:
             {"index": ElasticsearchReader(self._url, index)},
             {
                 SET_BACK: lambda: self._delete(index),
+                UNSAFE: lambda: self._make_unsafe(index),
                 WRITES_REFUSED: lambda: self._refuse(index),
             },
             lambda: self._delete(index),
@@ -289,6 +362,10 @@ class ElasticsearchSide:
     def _delete(self, index: str) -> None:
         with Client(self._url) as client:
             client.indices.delete(index=index, ignore_unavailable=True)
+
+    def _make_unsafe(self, index: str) -> None:
+        with suppress(NotFoundError), Client(self._url) as client:
+            client.indices.put_settings(index=index, settings={"index.translog.durability": "async"})
 
     def _refuse(self, index: str) -> None:
         # before its making there is nothing to refuse

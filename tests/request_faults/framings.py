@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from request_faults import refusals
 from request_faults.wire import Fate, Request, Stream
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class Postgres:
         body = head and stream.exactly(struct.unpack(">i", head)[0] - 4)
         if not head or not body:
             return
-        yield Request(head + body, "connect")
+        yield Request(head + body, "connect", refuse=partial(refusals.of_login, head + body))
         group, statement = b"", b""
         copying = False
         while (kind := stream.exactly(1)) and (head := stream.exactly(4)):
@@ -64,7 +66,7 @@ class Postgres:
                     yield _statement(group, statement)
                 case b"c" | b"f":
                     copying = not self._simple
-                    yield Request(group, "end of the copied rows")
+                    yield Request(group, "end of the copied rows", refuse=partial(refusals.of_copy, group))
                 case b"d" | b"p" | b"H" | b"X":
                     yield Request(group, answered=False)
                 case _:
@@ -75,27 +77,32 @@ class Postgres:
     _simple = True
 
     def replies(self, server: socket.socket, waiting: deque[Request]) -> Iterator[tuple[bytes, Request | None, bool]]:
-        """Yield message by message; a reply ends with ReadyForQuery, or where the server expects copied rows."""
+        """Yield message by message; a reply ends with ReadyForQuery, or where the server expects copied rows.
+
+        That to a login which the proxy answers itself ends at once.
+        """
         stream = Stream(server)
         while (kind := stream.exactly(1)) and (head := stream.exactly(4)):
             body = stream.exactly(struct.unpack(">i", head)[0] - 4) or b""
             request = waiting[0] if waiting else None
-            ends = kind in (_READY, _COPY_IN) or (kind == _LOGIN and body[:4] != _WELCOME and _is_held(request))
+            ends = kind in (_READY, _COPY_IN) or (kind == _LOGIN and body[:4] != _WELCOME and _is_unheard(request))
             ends = ends and bool(waiting)
             if ends:
                 waiting.popleft()
             yield kind + head + body, request, ends
 
 
-def _is_held(request: Request | None) -> bool:
-    # the server asks for the password of a login whose driver is dead: nobody answers, and no further reply comes
-    return request is not None and request.strike is not None and request.strike.fate is Fate.HELD
+def _is_unheard(request: Request | None) -> bool:
+    # the server asks for the password of a login whose driver is dead, or gets another answer: no further reply comes
+    return request is not None and (
+        request.refusal is not None or (request.strike is not None and request.strike.fate is Fate.HELD)
+    )
 
 
 def _statement(group: bytes, statement: bytes) -> Request:
     label = label_of(statement)
     reads = label.startswith(("SELECT", "WITH")) and not _CHANGES.search(statement)
-    return Request(group, label, reads=reads)
+    return Request(group, label, reads=reads, refuse=partial(refusals.of_statement, group))
 
 
 def label_of(statement: bytes) -> str:
@@ -107,25 +114,30 @@ APIS: Final = {
     0: "Produce",
     1: "Fetch",
     2: "ListOffsets",
+    9: "OffsetFetch",
     10: "FindCoordinator",
+    16: "ListGroups",
     19: "CreateTopics",
     22: "InitProducerId",
+    23: "OffsetForLeaderEpoch",
     24: "AddPartitionsToTxn",
+    25: "AddOffsetsToTxn",
     26: "EndTxn",
+    28: "TxnOffsetCommit",
     32: "DescribeConfigs",
     60: "DescribeCluster",
     61: "DescribeProducers",
     65: "DescribeTransactions",
     66: "ListTransactions",
 }
-"""Kafka's requests that a fault may strike, by their keys. Clients send the others by themselves, at any time."""
+"""Kafka's requests that a fault may strike, by their keys.
 
+Clients send the others by themselves, at any time: Metadata, ApiVersions, logins, GetTelemetrySubscriptions.
+"""
 
-_READS: Final = frozenset({"Fetch", "ListOffsets", "DescribeConfigs", "DescribeCluster"}) | {
-    "DescribeProducers",
-    "DescribeTransactions",
-    "ListTransactions",
-    "FindCoordinator",
+_WRITES: Final = frozenset({"Produce", "CreateTopics", "InitProducerId", "EndTxn", "TxnOffsetCommit"}) | {
+    "AddPartitionsToTxn",
+    "AddOffsetsToTxn",
 }
 
 
@@ -138,8 +150,10 @@ class Kafka:
         """Yield frame by frame."""
         stream = Stream(client)
         while (head := stream.exactly(4)) and (body := stream.exactly(struct.unpack(">i", head)[0])):
-            label = APIS.get(struct.unpack_from(">h", body)[0])
-            yield Request(head + body, label, reads=label in _READS)
+            (key,) = struct.unpack_from(">h", body)
+            label = APIS.get(key)
+            refuse = partial(refusals.of_frame, head + body) if key in refusals.KAFKA else None
+            yield Request(head + body, label, reads=label not in _WRITES, refuse=refuse)
 
     def replies(self, server: socket.socket, waiting: deque[Request]) -> Iterator[tuple[bytes, Request | None, bool]]:
         """Yield frame by frame."""
@@ -167,7 +181,8 @@ class Http:
             path = path.partition("?")[0]
             label = f"{method} {_SPECIFIC.sub('?', path)}"
             # a refresh shows what was written, and changes nothing
-            yield Request(head + body, label, reads=method in ("GET", "HEAD") or path.endswith(("_search", "_refresh")))
+            reads = method in ("GET", "HEAD") or path.endswith(("_search", "_refresh"))
+            yield Request(head + body, label, reads=reads, refuse=partial(refusals.of_http, head))
 
     def replies(self, server: socket.socket, waiting: deque[Request]) -> Iterator[tuple[bytes, Request | None, bool]]:
         """Yield whole replies."""

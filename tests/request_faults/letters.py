@@ -23,7 +23,7 @@ import epochsink.postgres.letters as of_postgres
 from epochsink.elasticsearch import bulk_body
 from epochsink.errors import EpochsinkError
 from epochsink.sink import Chosen, Retried, participants_of
-from request_faults.wire import Fate, Strike, Wire
+from request_faults.wire import Fate, Seen, Strike, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from request_faults.wire import Framing
 
 SECONDS: Final = 60.0
-Requests = list[tuple[str, int, bool]]
-"""The label of each request, its number among those of the label, and whether it reads only."""
-OF_READS: Final = (Fate.DIES_BEFORE, Fate.PAUSED)
-FATES: Final = (*OF_READS, Fate.DIES_AFTER, Fate.REPLY_LOST, Fate.HELD, Fate.TWICE)
+Requests = list[Seen]
+FATES: Final = tuple(fate for fate in Fate if fate not in (Fate.REFUSED, Fate.SURVIVES, Fate.FORGETS))
 """The others come to the same: no command takes another one over, and none keeps anything on its machine's disk."""
 RETRY, DROP, EPOCH = "another retry", "a drop", "an epoch with a newer row"
 
@@ -115,12 +113,10 @@ def opened(sink: Sink, identity: Identity) -> Iterator[Letters]:
 
 def hits(scene: Scene, requests: Requests) -> Iterator[Hit]:
     """Yield each fault at each request, with everybody who may do something while the retry is stopped."""
-    possible = scene.framing().fates
-    for label, nth, reads in scene.strikes(requests):
-        for fate in scene.fates:
-            if fate in possible and (fate in OF_READS or not reads):
-                beside = {Fate.PAUSED: scene.beside, Fate.HELD: [RETRY]}.get(fate, [""])
-                yield from (Hit(label, nth, fate, each) for each in beside)
+    for request in scene.strikes(requests):
+        for fate in (fate for fate in request.fates if fate in scene.fates):
+            beside = {Fate.PAUSED: scene.beside, Fate.HELD: [RETRY]}.get(fate, [""])
+            yield from (Hit(request.label, request.nth, fate, each) for each in beside)
 
 
 def play(scene: Scene, wire: Wire, hit: Hit | None = None, mutant: str = "") -> Played:
@@ -172,6 +168,8 @@ def _judged(scene: Scene, hit: Hit | None, told: list[Any]) -> list[str]:
     well = isinstance(told[0], Retried)
     if fate in (None, Fate.PAUSED, Fate.TWICE) and not well:
         flaws.append("a retry that lives, with a connection that holds, does not say what it has done")
+    if fate in (Fate.BUSY, Fate.FORBIDDEN) and isinstance(told[0], str):
+        flaws.append("a retry that is refused ends with an error that no command explains")
     if fate is Fate.REPLY_LOST and not well and told[0][:1] != ("OutcomeUnknown",):
         flaws.append("a retry whose reply is lost does not say that its outcome is unknown")
     with opened(scene.sink(scene.port), scene.identity) as letters:

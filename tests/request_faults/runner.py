@@ -21,9 +21,9 @@ from epochsink.testing.checker import check
 from epochsink.testing.checkpoint_watch import CheckpointWatch
 from epochsink.testing.history import HistoryLog
 from nemesis.recovery import patience
-from request_faults.families import CHANGED, LOST, SET_BACK
+from request_faults.families import LOSSES, LOST, MAY_STOP, SET_BACK
 from request_faults.life import RUN, TELL_STACKS, Life, live, source_of, stacks_file
-from request_faults.wire import READS, Fate, Strike, Wire
+from request_faults.wire import Fate, Strike, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from request_faults.families import Place
-    from request_faults.wire import Framing
+    from request_faults.wire import Framing, Seen
 
 _POINT: Final = "failpoint "
 LIFE_SECONDS: Final = 60.0
@@ -42,9 +42,13 @@ SAME_LIFE: Final = 0.5
 """Of the pairs whose first fault lets the driver live, the share that strikes one life."""
 RESTARTS: Final = 4
 """How often a supervisor starts the query again before the plan is called stuck."""
+_ANSWERS_TO_OTHERS: Final = frozenset(
+    {"WentBack", "ConfigurationError", "CheckFailed", "PrepareFailed", "SpoolMissing"}
+)
+"""The errors with which a query may stop because of what others did: each names it and the way out."""
 _STOPPED: Final = frozenset({"lost", "stuck"})
 """What a query shows that has stopped with an epoch decided: its rows are in the spool, and not in the target."""
-_LOSSES: Final = frozenset({"gap", "torn", "flicker", "false ack", "divergence"})
+_SET_BACK_SHOWS: Final = frozenset({"gap", "torn", "flicker", "false ack", "divergence"})
 """What a target that was set back shows by itself."""
 
 
@@ -106,7 +110,10 @@ class Hit:
     @property
     def lets_live(self) -> bool:
         """Whether the driver lives on, so that a second fault may strike the same life."""
-        return not self.point and self.fate in (None, Fate.REFUSED, Fate.REPLY_LOST, Fate.TWICE)
+        return not self.point and self.fate not in _DEADLY
+
+
+_DEADLY: Final = frozenset({Fate.DIES_BEFORE, Fate.DIES_AFTER, Fate.HELD, Fate.SURVIVES, Fate.PAUSED, Fate.FORGETS})
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ class Verdict:
     struck: bool
     flaws: list[str]
     answers: list[tuple[str, str, str]]
-    requests: list[tuple[str, int, bool]]
+    requests: list[Seen]
     deeds: tuple[str, ...]
     seconds: float = 0.0
 
@@ -181,12 +188,12 @@ class Runner:
             # its machine loses power at each step of the driver and of a task, twice
             if point.startswith(("coordinator.", "task.")):
                 yield from (Hit(f"{_POINT}{point}:{nth}", 0, Fate.FORGETS) for nth in (1, 2))
-        for label, nth, reads in played.requests:
-            for fate in READS if reads else self.side.framing().fates:
-                yield Hit(label, nth, fate)
+        for request in played.requests:
+            for fate in request.fates:
+                yield Hit(request.label, request.nth, fate)
             # before a read, sessions that end are like a connection that breaks, and a new form is seen later as well
-            for deed in (deed for deed in played.deeds if deed in (LOST, SET_BACK) or not reads):
-                yield Hit(label, nth, deed=deed)
+            for deed in (deed for deed in played.deeds if deed in LOSSES or not request.reads):
+                yield Hit(request.label, request.nth, deed=deed)
 
     def play(self, plan: Plan) -> Verdict:
         """Play one plan to its end, and judge it."""
@@ -240,7 +247,7 @@ class _Play:
         ]
         # of each life that is struck: its faults, of which only the last one may end it
         lives = [self._strikes] if plan.together else [[one] for one in self._strikes]
-        requests: list[tuple[str, int, bool]] = []
+        requests: list[Seen] = []
         for more, faults in enumerate(lives):
             self._wire.arm(*(strike for _, strike in faults))
             self._meet(*faults[-1], story.epochs + more)
@@ -376,8 +383,9 @@ class _Play:
         return {hit.deed for hit, strike in self._strikes if strike.struck.is_set()}
 
     def _is_loud(self) -> bool:
-        """Whether the query has stopped because of what somebody else did, as it should."""
-        return bool(self._done_by_others() & {SET_BACK, CHANGED}) and self._answers[-1][0] == "refused"
+        """Whether the query has stopped because of what somebody else did, as it should, with an error for it."""
+        kind, name, _ = self._answers[-1]
+        return bool(self._done_by_others() & MAY_STOP) and kind == "refused" and name in _ANSWERS_TO_OTHERS
 
     def _judge(self, epochs: int, *, well: bool) -> list[str]:
         flaws = self._flaws + [text for what, _, text in self._answers if what == "broke"]
@@ -399,7 +407,8 @@ class _Play:
         self._read(final=True)
         self._log.write_input(RUN, source_of(epochs))
         report = check(self._log.folder, progress_within=LIFE_SECONDS)
-        pardoned = _STOPPED | (_LOSSES if SET_BACK in self._done_by_others() else set()) if loud else set()
+        back = SET_BACK in self._done_by_others()
+        pardoned = _STOPPED | (_SET_BACK_SHOWS if back else set()) if loud else set()
         return flaws + [str(one) for one in report.anomalies if one.name not in pardoned]
 
     def end(self) -> None:

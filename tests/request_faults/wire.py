@@ -12,12 +12,14 @@ import socket
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from epochsink.devkit.services.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from request_faults.refusals import Refusal
 
 SECONDS: Final = 30.0
 
@@ -33,6 +35,8 @@ class Fate(enum.Enum):
     SURVIVES = "the driver dies after it, and its connections outlive the next driver"
     PAUSED = "the driver stops before it, and goes on when the next one has done its work"
     TWICE = "the server gets it twice"
+    BUSY = "the server answers that it cannot now, and does nothing"
+    FORBIDDEN = "the server answers that the client may not, and does nothing"
     FORGETS = "the driver's machine loses power before it is sent, and the target what is prepared"
 
 
@@ -40,14 +44,25 @@ class Fate(enum.Enum):
 class Request:
     """A request on its way: its bytes, and its label if a fault may strike it.
 
-    Some get no reply (``answered``), some change nothing at the server (``reads``).
+    Some get no reply (``answered``), some change nothing at the server (``reads``). ``refuse`` makes what the server
+    answers if it does not carry the request out; without it no such answer is played.
     """
 
     data: bytes
     label: str | None = None
     answered: bool = True
     reads: bool = False
+    refuse: Callable[..., Refusal] | None = None
     strike: Strike | None = None
+    refusal: Refusal | None = None
+
+    def fates(self, of_server: Sequence[Fate]) -> tuple[Fate, ...]:
+        """Return those of a server's fates that the request can meet."""
+        return tuple(
+            fate
+            for fate in of_server
+            if (fate in READS or not self.reads) and (fate not in _REFUSALS or self.refuse is not None)
+        )
 
 
 @dataclass
@@ -68,8 +83,18 @@ class Strike:
     failure: Exception | None = None
 
 
-READS: Final = (Fate.DIES_BEFORE, Fate.REFUSED, Fate.PAUSED)
+_REFUSALS: Final = (Fate.BUSY, Fate.FORBIDDEN)
+READS: Final = (Fate.DIES_BEFORE, Fate.REFUSED, Fate.PAUSED, Fate.FORBIDDEN)
 """The fates of a request that changes nothing: there the others come to the same as one of these."""
+
+
+class Seen(NamedTuple):
+    """A request of a life: its label, its number among those of the label, and what can become of it."""
+
+    label: str
+    nth: int
+    reads: bool
+    fates: tuple[Fate, ...]
 
 
 class Framing(Protocol):
@@ -100,8 +125,8 @@ class Wire:
         self._lock = threading.Lock()
         self._seen: Counter[str] = Counter()
         self._strikes: list[Strike] = []
-        self.log: list[tuple[str, int, bool]] = []
-        """The requests since `arm`: the label, the number among those of the label, and whether it reads only."""
+        self.log: list[Seen] = []
+        """The requests since `arm`."""
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._keeps = False
@@ -169,7 +194,7 @@ class Wire:
     ) -> None:
         with contextlib.suppress(OSError):
             for request in framing.requests(client):
-                strike = self._match(request)
+                strike = self._match(request, framing)
                 if strike is not None and not self._meets(strike, request, server, waiting):
                     break
                 _send(request, server, waiting)
@@ -192,6 +217,9 @@ class Wire:
                 if strike.fate is Fate.HELD:
                     _deliver(strike, request, server, waiting)
                 return False
+            case Fate.BUSY | Fate.FORBIDDEN:
+                assert request.refuse is not None, request.label
+                request.strike, request.refusal = strike, request.refuse(forbidden=strike.fate is Fate.FORBIDDEN)
             case Fate.PAUSED:
                 strike.pause()
                 strike.struck.set()
@@ -210,13 +238,17 @@ class Wire:
         with contextlib.suppress(OSError):
             for piece, request, ends in framing.replies(server, waiting):
                 strike = request.strike if request is not None else None
-                if strike is None or strike.fate is Fate.TWICE:
+                refusal = request.refusal if request is not None else None
+                told = refusal is not None and refusal.reply is None
+                if strike is None or strike.fate is Fate.TWICE or told:
                     client.sendall(piece)
                 if strike is not None and request is not None and ends:
                     if strike.fate is Fate.TWICE:
                         self._send_again(request)
+                    elif refusal is not None and refusal.reply is not None:
+                        client.sendall(refusal.reply)
                     self._strike_after(strike)
-                    if strike.fate is not Fate.TWICE:
+                    if strike.fate is not Fate.TWICE and (refusal is None or refusal.ends):
                         break
         # whoever waits for the reply of a request that was held: the server has ended its connection
         for request in waiting:
@@ -245,14 +277,14 @@ class Wire:
                 if ends:
                     return
 
-    def _match(self, request: Request) -> Strike | None:
+    def _match(self, request: Request, framing: Framing) -> Strike | None:
         label = request.label
         if label is None:
             return None
         with self._lock:
             nth = self._seen[label]
             self._seen[label] += 1
-            self.log.append((label, nth, request.reads))
+            self.log.append(Seen(label, nth, request.reads, request.fates(framing.fates)))
             strike = next((one for one in self._strikes if (one.label, one.nth) == (label, nth)), None)
             if strike is not None:
                 self._strikes.remove(strike)
@@ -282,7 +314,7 @@ def _deliver(strike: Strike, request: Request, server: socket.socket, waiting: d
 def _send(request: Request, server: socket.socket, waiting: deque[Request]) -> None:
     if request.answered:
         waiting.append(request)
-    server.sendall(request.data)
+    server.sendall(request.data if request.refusal is None else request.refusal.data)
 
 
 def _break(*sockets: socket.socket) -> None:

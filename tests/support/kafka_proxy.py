@@ -56,6 +56,12 @@ class Caught:
         """Remember the request."""
         self._frame = frame
 
+    @property
+    def frame(self) -> bytes:
+        """The request, with its length before it."""
+        self.wait()
+        return self._frame
+
     def done(self) -> None:
         """Say that its fate has struck."""
         self._done.set()

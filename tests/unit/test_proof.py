@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -74,6 +75,25 @@ def test_the_guards_that_no_plan_reaches_are_those_of_no_record(tmp_path: Path) 
 def test_the_list_of_guards_names_those_of_the_code() -> None:
     every = {name for lines in guards().values() for name in lines.values()}
     assert {"protocol/ledger.py Ledger.take WentBack", "kafka/fence.py Fence._refuse_newer WentBack"} <= every
+
+
+def test_the_page_of_guards_is_what_the_code_and_the_records_say() -> None:
+    every = {name for lines in guards().values() for name in lines.values()}
+    _, _, written = guards_page.PAGE.read_text().partition(guards_page.BEGIN)
+    known = json.loads(guards_page.KNOWN.read_text())
+    again = "write it again: python -m request_faults.guards_page"
+    assert written == "\n" + guards_page.section(every, kept(RECORDS), known), again
+
+
+def test_a_run_that_broke_off_counts_nowhere_but_among_the_anomalies(tmp_path: Path) -> None:
+    soak = {"later than 30 s": [], "load at the healings": [], "load then": 0, "canaries": 0, "drivers": 0, "epochs": 0}
+    soak |= {"healings": 0, "longest progress after healing, s": 0}
+    for seed, found in ((1, []), (2, [f"{page.BROKE_OFF}: OSError()"])):
+        Record("soak", seed).keep(tmp_path, {**soak, "faults": 100, "source rows": 7, "anomalies": found})
+    text = page.text(kept(tmp_path))
+    assert "| 2, 1 broke off | 0.0 | 100 faults |  | 7 |  | 1 |" in text
+    assert "- soak, seed 2: the run has broken off: OSError()" in text
+    assert " | broke off | 1 |" in text
 
 
 def test_a_short_round_of_the_simulation_leaves_a_record_and_the_page(tmp_path: Path) -> None:

@@ -65,10 +65,11 @@ class KafkaReader:
         deadline = time.monotonic() + self._seconds
         consumer = self._consumer()
         try:
-            ends = {partition: self._stable(consumer, partition) for partition in self._partitions(consumer)}
+            marks = {partition: self._marks(consumer, partition) for partition in self._partitions(consumer)}
             fixed()
-            waiting = {partition for partition, end in ends.items() if end > 0}
-            consumer.assign([TopicPartition(self._topic, partition, 0) for partition in waiting])
+            ends = {partition: end for partition, (_, end) in marks.items()}
+            waiting = {partition for partition, (start, end) in marks.items() if end > start}
+            consumer.assign([TopicPartition(self._topic, partition, marks[partition][0]) for partition in waiting])
             while waiting:
                 if time.monotonic() > deadline:
                     raise Unreachable(f"partitions {sorted(waiting)} of {self._topic} did not end in {self._seconds} s")
@@ -101,12 +102,12 @@ class KafkaReader:
             }
         )
 
-    def _stable(self, consumer: Consumer, partition: int) -> int:
-        """Return the last stable offset."""
+    def _marks(self, consumer: Consumer, partition: int) -> tuple[int, int]:
+        """Return the first offset and the last stable one."""
         marks = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_ANSWER_SECONDS)
         if marks is None:
             raise Unreachable(f"partition {partition} of {self._topic} does not say where it ends")
-        return marks[1]
+        return marks
 
     def _partitions(self, client: Consumer | AdminClient) -> set[int]:
         listed = client.list_topics(self._topic, timeout=_ANSWER_SECONDS).topics[self._topic]
