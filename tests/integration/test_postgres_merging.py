@@ -274,6 +274,30 @@ def test_a_stream_counts_its_rows_and_gets_a_column_at_a_later_start(
     assert pg_truth.rows(f"{pg_schema}.t") == [(0, 2, 4, 4), (1, 5, 9, 5)]
 
 
+def test_a_delete_finds_the_row_of_an_epoch_whose_commit_is_slow(
+    spark: SparkSession, tmp_path: Path, postgres: PostgresService, pg_schema: str, pg_truth: Truth
+) -> None:
+    """Each task deletes by itself, and what is only prepared cannot be seen."""
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.t (odd bigint PRIMARY KEY, id bigint)")
+    stream = Stream(spark, tmp_path)
+    stream.put([1])
+    stream.put([11])
+    stream.sink.faults.arm("commit-waits")
+    sink = Postgres(
+        postgres.dsn,
+        table=(pg_schema, "t"),
+        select=["id % 2 AS odd", "id"],
+        key="odd",
+        delete_when="id > 10",
+        atomic=False,
+        marker_schema=pg_schema,
+    )
+    stream.run(stream.exactly_once({"slow": stream.sink, "rows": sink}))
+    stream.end()
+    assert stream.sink.values() == [1, 11]
+    assert pg_truth.rows(f"{pg_schema}.t") == []
+
+
 # ---- accumulate with an SQL expression
 
 

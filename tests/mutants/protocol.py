@@ -28,6 +28,13 @@ MUTANTS: list[Mutant] = [
         COMMITS,
         "dead letters that the receipt of their epoch does not count",
     ),
+    Mutant(
+        "protocol/coordinator.py",
+        "if not self._begun or any(participant.writers_read for participant in run.participants):",
+        "if not self._begun:",
+        COORDINATOR,
+        "a row that a later epoch has deleted: its task did not see it yet",
+    ),
     # ---- the stores
     Mutant(
         "protocol/storage.py",

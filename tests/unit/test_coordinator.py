@@ -255,3 +255,23 @@ def test_no_epoch_is_recorded_while_the_one_before_cannot_be_committed(query: Qu
     with pytest.raises(WentBack, match="set back"):
         driver.record(epoch, {"out": [accepted]}, {})
     assert query.history().newest == 0
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_attempt_whose_tasks_read_the_target_begins_when_no_epoch_is_pending(
+    query: Query,
+    monkeypatch: pytest.MonkeyPatch,
+    reads: bool,  # noqa: FBT001 - pytest's way
+) -> None:
+    """Else a task that deletes a key would not see the row that the epoch before is about to show."""
+    participant = query.sink.participant({"out": query.sink})
+    participant.writers_read = reads
+    driver = query.driver(participant=participant)
+    query.prepare(driver, 0, 1)
+    query.decide(0)
+    query.plan(1)
+    assert driver.settle(1) is Plan.WRITE
+    waited: list[tuple[int, ...]] = []
+    monkeypatch.setattr(driver.queue, "wait_settled", lambda: waited.append(driver.queue.pending))
+    driver.begin(1)
+    assert waited == ([(0,)] if reads else [])

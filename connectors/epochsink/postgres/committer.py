@@ -86,6 +86,8 @@ class PostgresCommitter(Participant):
     def __init__(self, members: Mapping[str, PostgresConfig], retry_seconds: float = RETRY_SECONDS) -> None:
         super().__init__(members)
         self._first, self._config = next(iter(members.items()))
+        # a delete does not see a row that is only prepared, and a foreign key does not see its parent
+        self.writers_read = not self._config.atomic
         self._server = Server.of(self._config)
         self._retry_seconds = retry_seconds
         self._tables: dict[str, Table] = {}

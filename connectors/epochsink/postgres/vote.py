@@ -169,9 +169,9 @@ class _Incoming:
 def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Ballot) -> Committables:
     """Verify that each task's own transaction is prepared, and seal them; each is a part. Raises as `vote` does.
 
-    The seal's marker row is that of the whole epoch. So of two drivers on copies of a checkpoint one gets it. Tasks
-    prepare beside the commit of the epoch before; the seal is prepared after that commit, and is committed first. So a
-    server that has lost the commit has lost the seal too, and the tasks' rows cannot hide that.
+    The seal's marker row is that of the whole epoch. So of two drivers on copies of a checkpoint one gets it. It is
+    prepared after the epoch before is committed, and is committed first. So a server that has lost that commit has lost
+    the seal too, and the tasks' rows cannot hide that.
     """
     table.expect(connection, ballot.after)
     table.refuse_applied(connection, epoch, [epoch.attempt])

@@ -246,8 +246,8 @@ class Coordinator:
     def begin(self, number: int) -> Epoch:
         """Return a fresh attempt at an epoch, with a place in the spool. `record` or `abandon` ends it."""
         run = self._run
-        if not self._begun:
-            # what an earlier run has recorded may be lost by now: let its replay come first, not overtake this attempt
+        # what an earlier run has recorded may be lost by now: let its replay come first, not overtake this attempt
+        if not self._begun or any(participant.writers_read for participant in run.participants):
             run.queue.wait_settled()
             self._begun = True
         run.queue.begin_attempt()

@@ -102,6 +102,8 @@ class Participant(ABC):
     """Spark's executors; None if there are none."""
     repairs: bool = False
     """Whether done epochs can be applied again to a target that was set back (`lacking`, `reapply`)."""
+    writers_read: bool = False
+    """Whether tasks read what earlier epochs have left in the target: so no epoch is pending when an attempt begins."""
     retains: bool = False
     """Set by the coordinator: rows of done epochs stay in the spool, so `keeping` has all rows written there."""
     repair_warning: str = TRUSTS_MARKERS
@@ -176,8 +178,7 @@ class Participant(ABC):
     def newest_generation(self, sink: str) -> int:
         """Return the highest generation in the names that a sink has left in the target; 0 if there are none.
 
-        Called when this sink joins a ledger, after `open` with generation 0. The new driver takes a higher generation:
-        so its `abort_orphans` ends what drivers of a lost ledger have left.
+        Called when this sink joins a ledger. The new driver takes a higher one, so that its sweep ends what is left.
         """
         return 0
 
@@ -298,8 +299,7 @@ class Participant(ABC):
         """Wait for a limited time until readers see all committed parts; before the epoch is done.
 
         Nothing to do if the target shows a part as soon as it is committed. If the commit could not be conditional,
-        raises `WentBack` unless the target now holds this epoch and ``after``, and `OutcomeUnknown` if the target does
-        not say. Then the epoch is not done.
+        raises `WentBack` unless the target now holds this epoch and ``after``, and `OutcomeUnknown` if it is not known.
         """
 
     def describe(self, part: Committable) -> str:
