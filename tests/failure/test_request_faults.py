@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAIRS = 4
 """Plans with two faults, at random, besides."""
-RARER = 20
+RARER = 10
 """So many more days than the simulation's plans these take until all are played: each takes a second or more."""
 NAMES = list(SIDES)
 PREPARE = "PREPARE TRANSACTION ?"
