@@ -53,8 +53,13 @@ CHANGED: Final = "the target changes its form"
 UNSAFE: Final = "a setting no longer keeps what the target acknowledges"
 LOSSES: Final = frozenset({LOST, ABORTED, DELETED, SET_BACK})
 """What takes rows away."""
-MAY_STOP: Final = frozenset({SET_BACK, CHANGED, UNSAFE})
-"""After these the query may stop with an error that says so."""
+MAY_STOP: Final = {
+    SET_BACK: r"WentBack|created again",
+    DELETED: r"LogIncomplete.* now begins at offset",
+    CHANGED: r"changed",
+    UNSAFE: r"fsync = off|index.translog.durability=async",
+}
+"""After these the query may stop with an error that says so: what its name and text have in them."""
 WRITES_REFUSED: Final = "writes are refused for a moment"
 SECONDS: Final = 20.0
 """The sinks' ``timeout=``: a connection that breaks is tried again for so long."""
@@ -194,20 +199,28 @@ class PostgresSide:
 
         A restored server has neither the sessions of the one before nor what was prepared there.
         """
-        self._end_sessions()
-        self._lose(schema)
-        with (
-            suppress(psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable),
-            psycopg.connect(self._dsn, options="-c lock_timeout=500ms") as connection,
-        ):
-            markers = sql.Identifier(schema, "marker")
-            newest = connection.execute(sql.SQL("SELECT max(epoch) FROM {}").format(markers)).fetchone()
-            if newest is None or newest[0] is None:
-                return
-            for table in tables:
-                rows = sql.Identifier(*table.split("."))
-                connection.execute(sql.SQL("DELETE FROM {} WHERE epoch >= %s").format(rows), newest)
-            connection.execute(sql.SQL("DELETE FROM {} WHERE epoch = %s").format(markers), newest)
+        markers = sql.Identifier(schema, "marker")
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            self._end_sessions()
+            self._lose(schema)
+            with (
+                suppress(psycopg.errors.UndefinedTable),
+                psycopg.connect(self._dsn, options="-c lock_timeout=100ms") as connection,
+            ):
+                try:
+                    # else a driver that tries again could still prepare what rests on the markers that go now
+                    connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(markers))
+                except psycopg.errors.LockNotAvailable:
+                    continue
+                newest = connection.execute(sql.SQL("SELECT max(epoch) FROM {}").format(markers)).fetchone()
+                if newest is not None and newest[0] is not None:
+                    for table in tables:
+                        rows = sql.Identifier(*table.split("."))
+                        connection.execute(sql.SQL("DELETE FROM {} WHERE epoch >= %s").format(rows), newest)
+                    connection.execute(sql.SQL("DELETE FROM {} WHERE epoch = %s").format(markers), newest)
+            return
+        raise TimeoutError("the markers stay locked")
 
 
 _SQL_TYPES: Final = {pa.string(): "text", pa.int32(): "int", pa.int64(): "bigint"}

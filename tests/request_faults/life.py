@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from epochsink.errors import EpochsinkError
+from epochsink.errors import CheckFailed, EpochsinkError
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
@@ -133,7 +133,7 @@ class _Driver:
             for name in participant.members:
                 found = participant.check(name, SCHEMA)
                 if found:
-                    raise EpochsinkError("; ".join(found), hint="none: a test's")
+                    raise CheckFailed.of(found)
         self._coordinator.recover()
         generation = self._coordinator.identity(next(iter(self._sinks))).generation
         self._log.write("took", run=RUN, driver=self._driver, generation=generation)

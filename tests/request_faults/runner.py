@@ -7,6 +7,7 @@ a fault, lists its requests.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 import uuid
@@ -42,10 +43,6 @@ SAME_LIFE: Final = 0.5
 """Of the pairs whose first fault lets the driver live, the share that strikes one life."""
 RESTARTS: Final = 4
 """How often a supervisor starts the query again before the plan is called stuck."""
-_ANSWERS_TO_OTHERS: Final = frozenset(
-    {"WentBack", "ConfigurationError", "CheckFailed", "PrepareFailed", "SpoolMissing"}
-)
-"""The errors with which a query may stop because of what others did: each names it and the way out."""
 _STOPPED: Final = frozenset({"lost", "stuck"})
 """What a query shows that has stopped with an epoch decided: its rows are in the spool, and not in the target."""
 _SET_BACK_SHOWS: Final = frozenset({"gap", "torn", "flicker", "false ack", "divergence"})
@@ -384,8 +381,9 @@ class _Play:
 
     def _is_loud(self) -> bool:
         """Whether the query has stopped because of what somebody else did, as it should, with an error for it."""
-        kind, name, _ = self._answers[-1]
-        return bool(self._done_by_others() & MAY_STOP) and kind == "refused" and name in _ANSWERS_TO_OTHERS
+        kind, name, text = self._answers[-1]
+        answers = [MAY_STOP[deed] for deed in self._done_by_others() if deed in MAY_STOP]
+        return kind == "refused" and any(re.search(answer, f"{name}: {text}") for answer in answers)
 
     def _judge(self, epochs: int, *, well: bool) -> list[str]:
         flaws = self._flaws + [text for what, _, text in self._answers if what == "broke"]
