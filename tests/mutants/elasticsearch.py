@@ -269,6 +269,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/committer.py",
+        "        self._verify(kept, after, None)\n",
+        "        if after is not None:\n            self._verify(kept, after, None)\n",
+        f"{EPOCHS} -k this_ledger_does_not_have_stops",
+        "rows of an epoch that another copy of the checkpoint has finished, applied a second time under another number",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
         "        if (claim.epoch, claim.attempt) == (epoch.number, epoch.attempt):\n",
         "        if claim.epoch == epoch.number:\n",
         f"{EPOCHS} -k another_attempt_has_claimed",

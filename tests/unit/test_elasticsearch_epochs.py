@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import elasticsearch as vendor
 import pytest
-from elasticsearch_rig import ListedRows, Rig, keyless, rendered
+from elasticsearch_rig import DONE, ListedRows, Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, applied_epochs
@@ -154,6 +154,8 @@ def said(body: Any, status: int = 200) -> Answer:
 
 @pytest.fixture
 def node() -> Node:
+    # all tests have one identity
+    DONE.pop(KEY, None)
     return Node()
 
 
@@ -319,6 +321,20 @@ def test_a_claim_of_an_epoch_that_this_ledger_does_not_have_is_not_overwritten(
     with pytest.raises(WentBack, match="epoch 3 of this query is being applied"):
         rig.commit(prepared, after)
     assert "b" not in node.sources()
+
+
+def test_a_marker_of_an_epoch_that_this_ledger_does_not_have_stops_the_commit(without_key: Rig, node: Node) -> None:
+    """Another copy has finished that epoch since the comparison: its input may be that of this epoch."""
+    prepared = without_key.prepare(6, [keyless([{"n": 1}])])
+    without_key.committer.verify_applied(None, last(prepared))
+    node.claim(5)
+    node.mark(epoch=5, attempt="f" * 32)
+    time.sleep(0.1)
+    with pytest.raises(WentBack, match="already holds epoch 5 of this query"):
+        without_key.commit(prepared)
+    assert node.bulks == []
+    assert node.marker is not None
+    assert node.marker["epoch"] == 5
 
 
 @pytest.mark.parametrize("closed", [3, 9])

@@ -254,13 +254,13 @@ class ElasticsearchCommitter(Participant):
             self._require_configured(trusted)
             self._forget_other_runs(kept, epoch)
             return verdict
-        # The target may have been restored to an older state since the vote.
-        if after is not None:
-            self._verify(kept, after, None)
+        # The target may have been restored to an older state since the vote; or the marker may be new: a driver on
+        # another copy of the checkpoint has applied an epoch since the comparison before the commit.
+        self._verify(kept, after, None)
         with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
             # Both must happen before the first document, in any order.
             looking = beside.submit(target_index.require_recorded, self._client, self._config, trusted, prepared)
-            self._claim_for(epoch, max(kept.epoch if kept else -1, after.epoch if after else -1))
+            self._claim_for(epoch, after.epoch if after else -1)
             found = looking.result()
         first, self._voted = self._voted == epoch.attempt, None
         application = Application(
