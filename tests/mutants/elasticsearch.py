@@ -9,6 +9,7 @@ BULK_REQUEST = "tests/unit/test_elasticsearch_bulk_request.py"
 COMMITTABLE = "tests/unit/test_elasticsearch_committable.py"
 DEDUPLICATE = "tests/unit/test_elasticsearch_deduplicate.py"
 EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
+INDEX = "tests/integration/test_elasticsearch_index.py"
 PACE = "tests/unit/test_elasticsearch_pace.py"
 PIPELINES = "tests/integration/test_elasticsearch_pipelines.py"
 PLACEMENT = "tests/integration/test_elasticsearch_placement.py"
@@ -233,7 +234,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/apply.py",
-        "            others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)\n",
+        "            others += changed_elsewhere.overwrite(conflicts, keyed=self._keyed)\n",
         "            pass\n",
         f"{EPOCHS} -k changed_elsewhere",
         "rows that are dropped, because their documents were changed elsewhere",
@@ -352,6 +353,20 @@ MUTANTS: list[Mutant] = [
         "            if True:\n",
         f"{EPOCHS} -k during_the_run",
         "the documents of an epoch whose index was created again while it was applied",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "            found.posted_to,\n            self._config.timeout,\n",
+        "            self._prepared.index if found.posted_to else '',\n            self._config.timeout,\n",
+        f"{INDEX} -k 'moves_away_and_back and by-the-driver'",
+        "documents that follow an alias, which was moved and moved back while they were sent",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "self._parts.post(survives, self._found.posted_to, self._poster.stored_in)",
+        "self._parts.post(survives, self._prepared.index, self._poster.stored_in)",
+        f"{INDEX} -k 'moves_away_and_back and by-executors'",
+        "documents of a large epoch that follow an alias, which was moved and moved back while they were sent",
     ),
     Mutant(
         "elasticsearch/index_settings.py",

@@ -77,6 +77,11 @@ class Stream(SeveralIndices):
         return list(self.backing)[-1]
 
     @property
+    def posted_to(self) -> str:
+        """The stream: the server takes no appends to a backing index."""
+        return self.index
+
+    @property
     def settings(self) -> Mapping[str, str]:
         """The settings of `written`."""
         return self.backing[self.written]

@@ -124,7 +124,7 @@ class ElasticsearchLetters(Letters):
             return lambda operations, _: self._append(kept, operations)  # it has no versions
         # Even if ``found`` has no pipeline: it may get one during the retry, and letters may be for other indices than
         # those of the newest epoch.
-        poster = Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, stored_in=found.index)
+        poster = Poster(self._client, found.posted_to, config.timeout, pipeline=config.pipeline, stored_in=found.index)
 
         def write(operations: Sequence[Refusal], epoch: int) -> list[Refusal]:
             version = self._identity.origin["base"] + epoch
