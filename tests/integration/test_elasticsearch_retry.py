@@ -111,15 +111,38 @@ def test_a_retry_writes_what_the_corrected_index_takes_and_keeps_the_rest(
     assert rig.stored()["a"] == {"n": 3}
 
 
-def test_a_newer_document_is_never_replaced(rig: Rig, client: vendor.Elasticsearch) -> None:
+def test_a_newer_document_is_never_replaced(options: dict[str, Any], client: vendor.Elasticsearch) -> None:
     """Nor is one that a later epoch deleted brought back, while the index remembers that."""
-    rig.apply(0, [rendered([("a", {"new": 1}), ("b", {"new": 2}), ("c", {"new": 3})])])
-    rig.apply(1, [rendered([("a", {"n": 1}), ("b", None)])])
+    client.indices.put_settings(index=options["index"], settings={"index.gc_deletes": "1h"})
+    with closing(Rig.joining(Elasticsearch(**options, delete_when="gone"), SCHEMA)) as rig:
+        rig.apply(0, [rendered([("a", {"new": 1}), ("b", {"new": 2}), ("c", {"new": 3})])])
+        rig.apply(1, [rendered([("a", {"n": 1}), ("b", None)])])
+        correct(client, rig)
+        assert letters_of(rig).retry(ALL) == Retried(written=1, superseded=2)
+        assert rig.stored() == {"a": {"n": 1}, "c": {"new": 3}}
+        assert read(rig) == []
+        assert "later epoch" in letters_of(rig).caution()
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["changed", "deleted"])
+def test_a_letter_stays_if_only_another_program_has_raised_the_version_of_its_document(
+    rig: Rig, client: vendor.Elasticsearch, *, deleted: bool
+) -> None:
+    """Its row is newer than what an epoch has written of that key. A row that a later epoch wrote is superseded."""
+    rig.apply(0, [rendered([("a", {"n": 0}), ("b", {"n": 0})])])
+    for touch in range(6):
+        client.update(index=rig.sink.index, id="a", doc={"n": 100 + touch})
+    if deleted:
+        client.delete(index=rig.sink.index, id="a")
+    rig.apply(1, [rendered([("a", {"new": 1}), ("b", {"new": 1})])])
+    rig.apply(2, [rendered([("b", {"n": 2})])])
     correct(client, rig)
-    assert letters_of(rig).retry(ALL) == Retried(written=1, superseded=2)
-    assert rig.stored() == {"a": {"n": 1}, "c": {"new": 3}}
-    assert read(rig) == []
-    assert "later epoch" in letters_of(rig).caution()
+    done = letters_of(rig).retry(ALL)
+    assert (done.written, done.superseded, done.kept) == (0, 1, 1)
+    assert "above those of all applied epochs: another program has changed or deleted it" in done.reason
+    assert [letter.row["_id"] for letter in read(rig)] == ["a"]
+    assert rig.stored() == {"b": {"n": 2}} | ({} if deleted else {"a": {"n": 105}})
+    assert "no epoch can have written it" in letters_of(rig).caution()
 
 
 def test_a_deletion_that_is_forgotten_with_its_shard_is_undone_by_a_retry_which_says_so_before(

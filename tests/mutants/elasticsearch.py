@@ -28,6 +28,20 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/letters.py",
+        "(stored[each.id] <= newest if each.id in stored else deletes)",
+        "(each.id in stored or deletes)",
+        f"{RETRY} -k 'only_another_program and changed'",
+        "rows whose letter is deleted, because another program has changed an older document of their key",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        "(stored[each.id] <= newest if each.id in stored else deletes)",
+        "(stored.get(each.id, 0) <= newest)",
+        f"{RETRY} -k 'only_another_program and deleted'",
+        "rows whose letter is deleted, because another program has deleted an older document of their key",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
         'version_type="external_gte"',
         'version_type="external"',
         f"{RETRY} -k 'killed_before or at_once'",

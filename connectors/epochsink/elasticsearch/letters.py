@@ -2,8 +2,9 @@
 
 A retry writes a document as its epoch would have: with the same ``_id`` and the same version. Then it deletes the
 letter. Killed in between, or done twice at once, it stores the same document again; a document that a later epoch has
-written has a higher version and stays. In a data stream, which has no versions, a retry first looks for the documents
-that are there, in every backing index.
+written has a higher version and stays. So does one that another program has changed, which raises its version. If the
+version is above those of all epochs, the letter stays, too: its row may be the newer one. In a data stream, which has
+no versions, a retry first looks for the documents that are there, in every backing index.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, bulk_body, target_index
 from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.changed_elsewhere import stored_versions
 from epochsink.elasticsearch.config import MARKERS, is_index_name
 from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.data_stream import Copies, Created, Stream
@@ -38,14 +40,18 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.sink import Chosen, Identity
 
-    Write = Callable[[Sequence[Refusal], int], list[Refusal]]
-    """Writes documents of an epoch, and returns those that are refused."""
+    Write = Callable[[Sequence[Refusal], int], tuple[list[Refusal], Collection[str]]]
+    """Writes documents of an epoch. Returns those that are refused, and the ids of those that are superseded."""
 
 _PAGE: Final = 500
 _WINDOW: Final = 10_000
 """The most hits that one search may return."""
 _ALIVE: Final = "5m"
 _TURNS: Final = 3
+_CHANGED: Final = (
+    "the version of the stored document is above those of all applied epochs: another program has changed or deleted "
+    "it, or an epoch is being applied; compare both, write the row by hand if it is the newer one, and drop the letter"
+)
 
 
 class ElasticsearchLetters(Letters):
@@ -85,7 +91,10 @@ class ElasticsearchLetters(Letters):
         """Say which stored documents a retry replaces."""
         if not self._config.key:
             return ""
-        said = "a document stays if a later epoch has written its key, or another program has changed it since"
+        said = (
+            "a document stays if a later epoch has written its key, or another program has changed it since; its "
+            "letter is deleted, unless the version of the document shows that no epoch can have written it"
+        )
         if self._config.delete_when:
             # the server keeps the versions of deleted documents in memory
             said += (
@@ -121,14 +130,16 @@ class ElasticsearchLetters(Letters):
         """Return what writes documents to the index, which must be the one that the marker names. Raises `WentBack`."""
         config, found = self._config, self._found(kept)
         if isinstance(found, Stream):
-            return lambda operations, _: self._append(kept, operations)  # it has no versions
+            return lambda operations, _: (self._append(kept, operations), ())  # it has no versions
         # Even if ``found`` has no pipeline: it may get one during the retry, and letters may be for other indices than
         # those of the newest epoch.
         poster = Poster(self._client, found.posted_to, config.timeout, pipeline=config.pipeline, stored_in=found.index)
 
-        def write(operations: Sequence[Refusal], epoch: int) -> list[Refusal]:
+        def write(operations: Sequence[Refusal], epoch: int) -> tuple[list[Refusal], Collection[str]]:
             version = self._identity.origin["base"] + epoch
-            return poster.post(bulk_body.newer([(each, version) for each in operations], version_type="external_gte"))
+            request = bulk_body.newer([(each, version) for each in operations], version_type="external_gte")
+            refused = poster.post(request)
+            return refused, self._superseded([each for each in refused if each.conflict], found.posted_to)
 
         return write
 
@@ -177,16 +188,33 @@ class ElasticsearchLetters(Letters):
                 operations[refusal.id, refusal.place.get("_index", "")] = hit["_id"], refusal
         superseded = 0
         if operations:
-            for refused in write([refusal for _, refusal in operations.values()], epoch):
+            refusals, newer = write([refusal for _, refusal in operations.values()], epoch)
+            for refused in refusals:
                 name, _ = operations[refused.id, refused.place.get("_index", "")]
-                if refused.conflict:
+                if refused.id in newer:
                     superseded += 1
                 else:
-                    reasons[name] = refused.reason
+                    reasons[name] = _CHANGED if refused.conflict else refused.reason
         reach("elasticsearch.letters.written")
         gone = [hit for hit in hits if hit["_id"] not in reasons]
         self._delete(epoch, gone)
         return Retried(len(gone) - superseded, superseded, len(reasons), next(iter(reasons.values()), ""))
+
+    def _superseded(self, conflicts: Sequence[Refusal], index: str) -> Collection[str]:
+        """Return the ids whose documents a later epoch may have written or deleted.
+
+        Each change by another program raises a version by one. Up to the version of the newest epoch, a document that
+        such a program has changed looks like one that an epoch has written.
+        """
+        if not conflicts or not self._config.key:
+            # Without a key only its own epoch writes a document: it is there, and was changed afterwards.
+            return {each.id for each in conflicts}
+        stored = self._patiently(stored_versions, self._client, index, conflicts)
+        # After reading the versions: otherwise an epoch of the running query would look like another program.
+        kept = self._patiently(applied_epochs.read, self._client, self._identity)
+        newest = self._identity.origin["base"] + (-1 if kept is None else kept.epoch)
+        deletes = self._config.delete_when is not None
+        return {each.id for each in conflicts if (stored[each.id] <= newest if each.id in stored else deletes)}
 
     def _operation(self, letter: Mapping[str, Any], existing: Collection[str]) -> tuple[Refusal, str]:
         """Return the operation that was refused, and why it cannot be sent again, if so.
