@@ -99,6 +99,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/errors.py",
+        '    "fail_processor_exception": Meaning.DOCUMENT,\n',
+        "",
+        f"{PIPELINES} -k 'fails_on and fail_processor_exception'",
+        "an epoch that stays pending for ever, because a pipeline fails on one of its documents",
+    ),
+    Mutant(
+        "elasticsearch/errors.py",
         "    429: Meaning.PASSING,\n",
         "    429: Meaning.DOCUMENT,\n",
         f"{BULK_REQUEST} -k only_the_overloaded",
