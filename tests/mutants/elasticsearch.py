@@ -98,6 +98,13 @@ MUTANTS: list[Mutant] = [
         "documents that a busy server answered 503, and that count as refused for good",
     ),
     Mutant(
+        "elasticsearch/preflight.py",
+        "any(pipelines.is_missing(each.reason) for each in refused)",
+        "False",
+        f"{REJECTED} -k may_not_ask_for_pipelines",
+        "whole epochs that become dead letters, because a pipeline was deleted",
+    ),
+    Mutant(
         "elasticsearch/errors.py",
         '    "fail_processor_exception": Meaning.DOCUMENT,\n',
         "",

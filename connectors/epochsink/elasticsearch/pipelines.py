@@ -8,6 +8,7 @@ definition; the effects of scripts and conditions appear only in the answer to e
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch.errors import CONFLICT, FORBIDDEN, NOT_FOUND, UnfitIndex
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.bulk_body import Request
 
 SETTINGS: Final = ("index.default_pipeline", "index.final_pipeline")
-_NONE: Final = "_none"
+NONE: Final = "_none"
+"""The name that stands for no pipeline."""
+_MISSING: Final = re.compile(r"pipeline with id \[.*\] does not exist")
 _MOVING: Final = frozenset({"date_index_name", "drop", "reroute"})
 """Processors that drop documents or send them elsewhere."""
 _PLACE: Final = frozenset({"_id", "_index", "_routing", "_version", "_version_type"})
@@ -30,8 +33,18 @@ _PLACE: Final = frozenset({"_id", "_index", "_routing", "_version", "_version_ty
 
 def named(settings: Mapping[str, str], given: str | None = None) -> list[str]:
     """Return the pipelines of documents: those in the index's settings, and ``given`` instead of the default one."""
-    default, final = (settings.get(name, _NONE) for name in SETTINGS)
-    return [name for name in (given or default, final) if name != _NONE]
+    default, final = (settings.get(name, NONE) for name in SETTINGS)
+    return [name for name in (given or default, final) if name != NONE]
+
+
+def has_final(settings: Mapping[str, str]) -> bool:
+    """Return whether the index has a pipeline that no request can leave out."""
+    return settings.get(SETTINGS[1], NONE) != NONE
+
+
+def is_missing(reason: str) -> bool:
+    """Return whether a refusal gives as its reason that a pipeline does not exist: no error type says that."""
+    return _MISSING.search(reason) is not None
 
 
 def missing(client: elasticsearch.Elasticsearch, names: Sequence[str]) -> list[str]:
