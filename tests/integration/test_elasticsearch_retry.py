@@ -19,7 +19,7 @@ from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.dead_letter import forget_other_runs
 from epochsink.elasticsearch.errors import UnfitIndex
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
-from epochsink.sink import Chosen, Epoch, Outcome, Retried
+from epochsink.sink import Chosen, Epoch, LastDone, Outcome, Retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -340,6 +340,37 @@ def test_an_index_that_was_made_anew_gets_no_letters(rig: Rig, client: vendor.El
     with pytest.raises(WentBack, match="is not the one that epoch 0 was applied to"):
         letters_of(rig).retry(ALL)
     assert letters_of(rig).count(ALL) == 1
+    # nothing is accepted, or only an earlier epoch
+    for done in (LastDone(0, "a", ({},)), LastDone(-1, "", ())):
+        letters = letters_of(rig)
+        letters.applied = done
+        with pytest.raises(WentBack):
+            letters.retry(ALL)
+
+
+def accepted(rig: Rig, epoch: int) -> ElasticsearchLetters:
+    """Return the letters as the command has them after ``epochsink accept``."""
+    letters = letters_of(rig)
+    letters.applied = LastDone(epoch, "", ())
+    return letters
+
+
+def test_an_index_that_an_operator_has_accepted_gets_letters(rig: Rig, client: vendor.Elasticsearch) -> None:
+    rig.apply(0, [rendered([("a", {"new": 1})])])
+    client.indices.delete(index=rig.sink.index)
+    client.indices.create(index=rig.sink.index)
+    assert accepted(rig, 0).retry(ALL) == Retried(written=1)
+    assert rig.stored() == {"a": {"new": 1}}
+
+
+def test_an_accepted_index_chosen_by_the_row_gets_letters_also_if_another_one_is_gone(
+    options: dict[str, Any], client: vendor.Elasticsearch, by_day: Rig
+) -> None:
+    client.indices.delete(index=f"{options['index']}_newer")
+    with pytest.raises(WentBack):
+        letters_of(by_day).retry(ALL)
+    assert accepted(by_day, 1).retry(ALL) == Retried(written=1)
+    assert by_day.stored(options["index"]) == {"a": {"new": 1}}
 
 
 def killed(rig: Rig, point: str) -> None:

@@ -28,6 +28,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/letters.py",
+        "        trusted = applied_epochs.trusted(kept, self.applied)\n",
+        "        trusted = kept\n",
+        f"{RETRY} -k an_operator_has_accepted",
+        "letters that cannot be retried, although an operator has accepted the index",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
         "(stored[each.id] <= newest if each.id in stored else deletes)",
         "(each.id in stored or deletes)",
         f"{RETRY} -k 'only_another_program and changed'",

@@ -127,7 +127,10 @@ class ElasticsearchLetters(Letters):
         return done
 
     def _writer(self, kept: Marker) -> Write:
-        """Return what writes documents to the index, which must be the one that the marker names. Raises `WentBack`."""
+        """Return what writes documents to the index, which must be the one that the marker names, or accepted.
+
+        Raises `WentBack`.
+        """
         config, found = self._config, self._found(kept)
         if isinstance(found, Stream):
             return lambda operations, _: (self._append(kept, operations), ())  # it has no versions
@@ -169,10 +172,15 @@ class ElasticsearchLetters(Letters):
         return found
 
     def _found(self, kept: Marker) -> target_index.Target | target_index.Targets | Stream:
-        """Return what the marker names; of a data stream all backing indices: a retry may have appended to any."""
+        """Return what the marker names; of a data stream all backing indices: a retry may have appended to any.
+
+        If an operator has accepted another index since, return that one.
+        """
+        trusted = applied_epochs.trusted(kept, self.applied)
         if self._config.index:
-            return self._patiently(target_index.require_same, self._client, self._config, kept)
-        return self._patiently(target_index.require_each, self._client, self._config, kept, kept.indices)
+            return self._patiently(target_index.require_same, self._client, self._config, trusted)
+        names = () if trusted is None else trusted.indices
+        return self._patiently(target_index.require_each, self._client, self._config, trusted, names)
 
     def _retry(self, write: Write, epoch: int, hits: Sequence[Hit]) -> Retried:
         reasons: dict[str, str] = {}
