@@ -21,7 +21,7 @@ from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.examine import examine
 from epochsink.elasticsearch.letters import ElasticsearchLetters
 from epochsink.elasticsearch.pace import Pace
-from epochsink.elasticsearch.repair import refuse_several_indices
+from epochsink.elasticsearch.repair import refuse_several_indices, warning_of_letters
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document, identity_key
@@ -73,6 +73,7 @@ class ElasticsearchCommitter(Participant):
         # One for all epochs: an overload may last longer than an epoch of a few requests.
         self._pace = Pace(self._config.bulk_bytes, self._config.threads)
         self._schema: pa.Schema | None = None
+        self.repair_warning += warning_of_letters(self._config)
 
     @property
     def _client(self) -> elasticsearch.Elasticsearch:
