@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from elasticsearch import helpers
 
 from epochsink.elasticsearch.committable import PreparedEpoch
-from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.connection import refresh_all
 from epochsink.identity import identity_key
 from epochsink.sink import Compared, Comparison
 
@@ -58,7 +58,7 @@ def _count(
 ) -> Mapping[int, int]:
     """Return how many documents each epoch has left. Reads the id and the version of every document."""
     for index in indices:
-        refresh(client, index)
+        refresh_all(client, index)
     # neither _id nor _version can be searched for by range or prefix
     hits = helpers.scan(
         client, index=",".join(indices), query={"_source": False, "version": True}, size=_PAGE, preserve_order=False

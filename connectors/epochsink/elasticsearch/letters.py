@@ -19,10 +19,10 @@ from epochsink.elasticsearch import applied_epochs, bulk_body, target_index
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.changed_elsewhere import stored_versions
 from epochsink.elasticsearch.config import MARKERS, is_index_name
-from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.connection import refresh_all
 from epochsink.elasticsearch.data_stream import Copies, Created, Stream
 from epochsink.elasticsearch.dead_letter import Hit, delete
-from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, explained, is_passing
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, UnfitIndex, explained, is_passing
 from epochsink.elasticsearch.unfit import INVALID_MAP
 from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import elasticsearch
+    from elastic_transport import ObjectApiResponse
     from tenacity import Retrying
 
     from epochsink.elasticsearch.applied_epochs import Marker
@@ -72,7 +73,7 @@ class ElasticsearchLetters(Letters):
             self._refresh()
             query = self._query(chosen, [*_applied(kept), *_pending(kept)])
             newest = [{"epoch": "desc"}, {"rejected_at": "desc"}]
-            found = self._client.search(index=self._index, query=query, size=min(limit, _WINDOW), sort=newest)
+            found = self._search(index=self._index, query=query, size=min(limit, _WINDOW), sort=newest)
         letters: dict[str, Letter] = {}
         for hit in found["hits"]["hits"]:
             # each run at a pending epoch has written letters, whose ids end in the run
@@ -85,7 +86,9 @@ class ElasticsearchLetters(Letters):
         with self._explained("counting"):
             self._refresh()
             kept = applied_epochs.read(self._client, self._identity)
-            return int(self._client.count(index=self._index, query=self._query(chosen, _applied(kept)))["count"])
+            query = self._query(chosen, _applied(kept))
+            found = self._search(index=self._index, query=query, size=0, track_total_hits=True)
+            return int(found["hits"]["total"]["value"])
 
     def caution(self) -> str:
         """Say which stored documents a retry replaces."""
@@ -108,8 +111,7 @@ class ElasticsearchLetters(Letters):
         dropped = 0
         with self._explained("deleting"):
             for epoch, hits in self._applied(chosen, applied_epochs.read(self._client, self._identity)):
-                self._delete(epoch, hits)
-                dropped += len(hits)
+                dropped += len(hits) - len(self._delete(epoch, hits))
         return dropped
 
     def retry(self, chosen: Chosen) -> Retried:
@@ -123,7 +125,7 @@ class ElasticsearchLetters(Letters):
             for epoch, hits in self._applied(chosen, kept):
                 done += self._retry(write, epoch, hits)
             if self._config.refresh and self._config.index and done.written:
-                refresh(self._client, self._config.index)
+                refresh_all(self._client, self._config.index)
         return done
 
     def _writer(self, kept: Marker) -> Write:
@@ -179,34 +181,34 @@ class ElasticsearchLetters(Letters):
         trusted = applied_epochs.trusted(kept, self.applied)
         if self._config.index:
             return self._patiently(target_index.require_same, self._client, self._config, trusted)
-        names = () if trusted is None else trusted.indices
+        names: Iterable[str] = () if trusted is None else trusted.indices
         return self._patiently(target_index.require_each, self._client, self._config, trusted, names)
 
     def _retry(self, write: Write, epoch: int, hits: Sequence[Hit]) -> Retried:
         reasons: dict[str, str] = {}
         operations: dict[tuple[str, str], tuple[str, Refusal]] = {}
-        existing: Collection[str] = (
-            () if self._config.index else self._existing({hit["_source"]["index"] for hit in hits})
-        )
+        existing = {} if self._config.index else self._existing({hit["_source"]["index"] for hit in hits})
         for hit in hits:
             refusal, wrong = self._operation(hit["_source"], existing)
             if wrong:
                 reasons[hit["_id"]] = wrong
             else:
                 operations[refusal.id, refusal.place.get("_index", "")] = hit["_id"], refusal
-        superseded = 0
+        superseded: set[str] = set()
         if operations:
             refusals, newer = write([refusal for _, refusal in operations.values()], epoch)
             for refused in refusals:
                 name, _ = operations[refused.id, refused.place.get("_index", "")]
                 if refused.id in newer:
-                    superseded += 1
+                    superseded.add(name)
                 else:
                     reasons[name] = _CHANGED if refused.conflict else refused.reason
         reach("elasticsearch.letters.written")
-        gone = [hit for hit in hits if hit["_id"] not in reasons]
-        self._delete(epoch, gone)
-        return Retried(len(gone) - superseded, superseded, len(reasons), next(iter(reasons.values()), ""))
+        for stays in self._delete(epoch, [hit for hit in hits if hit["_id"] not in reasons]):
+            reasons[stays.id] = f"its row is written, but the letter cannot be deleted: {stays.reason}"
+        superseded -= reasons.keys()
+        written = len(hits) - len(reasons) - len(superseded)
+        return Retried(written, len(superseded), len(reasons), next(iter(reasons.values()), ""))
 
     def _superseded(self, conflicts: Sequence[Refusal], index: str) -> Collection[str]:
         """Return the ids whose documents a later epoch may have written or deleted.
@@ -224,10 +226,10 @@ class ElasticsearchLetters(Letters):
         deletes = self._config.delete_when is not None
         return {each.id for each in conflicts if (stored[each.id] <= newest if each.id in stored else deletes)}
 
-    def _operation(self, letter: Mapping[str, Any], existing: Collection[str]) -> tuple[Refusal, str]:
+    def _operation(self, letter: Mapping[str, Any], existing: Mapping[str, str]) -> tuple[Refusal, str]:
         """Return the operation that was refused, and why it cannot be sent again, if so.
 
-        ``existing`` are the existing indices that letters name.
+        ``existing`` is what `_existing` returns.
         """
         place = {name: letter[name] for name in ("routing",) if letter.get(name)}
         if not self._config.index:
@@ -240,19 +242,32 @@ class ElasticsearchLetters(Letters):
                 refusal,
                 f"it was for the index {letter['index']!r}, and the sink writes to {self._config.index!r} now",
             )
-        if not self._config.index and letter["index"] not in existing:
-            # otherwise the server would create it, without the mapping of the sink
-            return refusal, f"there is no index {letter['index']!r} for documents"
+        if not self._config.index:
+            # without this, the server would create it, without the mapping of the sink
+            return refusal, existing.get(letter["index"], f"there is no index {letter['index']!r} for documents")
         return refusal, ""
 
-    def _existing(self, names: Iterable[str]) -> Collection[str]:
-        """Return the existing indices for documents. Raises `UnfitIndex` if one does not keep them as promised."""
-        fit = [name for name in names if is_index_name(name) and name not in (self._index, MARKERS)]
-        found = target_index.find_each(self._client, self._config, fit)
-        # `_found` has checked the indices of the newest epoch only.
-        for unfit in (unfit for each in found.values() for unfit in target_index.unfit_settings(each, self._config)):
-            raise unfit
-        return found.keys()
+    def _existing(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the existing indices for documents, and why letters for one of them cannot be written, "" if they can.
+
+        Raises `UnfitIndex` if an index does not keep documents as promised.
+        """
+        found: dict[str, str] = {}
+        for name in names:
+            if not is_index_name(name) or name in (self._index, MARKERS):
+                continue
+            try:
+                each = target_index.find_each(self._client, self._config, [name]).get(name)
+            except UnfitIndex as error:
+                # an alias by now
+                found[name] = error.message
+                continue
+            if each is not None:
+                # `_found` has checked the indices of the newest epoch only.
+                for unfit in target_index.unfit_settings(each, self._config):
+                    raise unfit
+                found[name] = ""
+        return found
 
     def _applied(self, chosen: Chosen, kept: Marker | None) -> Iterator[tuple[int, list[Hit]]]:
         """Yield all chosen letters of applied epochs, by epoch, in parts."""
@@ -261,7 +276,7 @@ class ElasticsearchLetters(Letters):
         try:
             after = None
             while True:
-                found = self._client.search(
+                found = self._search(
                     query=self._query(chosen, _applied(kept)),
                     size=_PAGE,
                     pit={"id": opened, "keep_alive": _ALIVE},
@@ -289,11 +304,16 @@ class ElasticsearchLetters(Letters):
             conditions.append({"term": {"epoch": chosen.epoch}})
         return {"bool": {"filter": conditions, "should": list(states), "minimum_should_match": 1}}
 
-    def _delete(self, epoch: int, hits: Sequence[Hit]) -> None:
-        delete(self._client, hits, self._identity, epoch, self._config.timeout)
+    def _delete(self, epoch: int, hits: Sequence[Hit]) -> list[Refusal]:
+        """Delete letters of an epoch; return those that stay, because another program has changed them."""
+        return delete(self._client, hits, self._identity, epoch, self._config.timeout)
+
+    def _search(self, **wanted: Any) -> ObjectApiResponse[Any]:
+        # Without this, letters in a shard that is not available would look as if they were not there.
+        return self._client.search(**wanted, allow_partial_search_results=False)
 
     def _refresh(self) -> None:
-        refresh(self._client, self._index)
+        refresh_all(self._client, self._index)
 
     @property
     def _patiently(self) -> Retrying:
