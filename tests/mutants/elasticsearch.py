@@ -375,6 +375,20 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/applied_epochs.py",
+        "    return time.monotonic(), time.time(), *boot\n",
+        "    return (time.monotonic(),)\n",
+        f"{EPOCHS} -k by_whichever_clock",
+        "documents that a driver on a machine that was suspended restores after they were deleted",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
+        "        begin = _clocks()\n",
+        "        self._looked_at = begin = _clocks()\n",
+        f"{EPOCHS} -k look_that_failed",
+        "documents that a delayed driver restores after they were deleted, as its look at the marker failed",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
         "        if kept is not None and kept.epoch >= self._epoch.number:\n",
         "        if kept is not None and kept.epoch > self._epoch.number:\n",
         f"{EPOCHS} -k overtaken",

@@ -392,6 +392,37 @@ def test_a_run_that_was_overtaken_stops(node: Node, url: str) -> None:
                 lookout.now()
 
 
+@pytest.mark.parametrize("clock", ["monotonic", "time", "clock_gettime"])
+def test_a_run_looks_again_after_a_pause_by_whichever_clock(
+    node: Node, url: str, monkeypatch: pytest.MonkeyPatch, clock: str
+) -> None:
+    """The monotonic clock stands still while the machine is suspended."""
+    with vendor.Elasticsearch(url) as client:
+        lookout = Lookout(client, IDENTITY, Epoch(5, "a" * 32))
+        node.mark(epoch=5, attempt="f" * 32)
+        lookout.now_and_then()
+        real = getattr(time, clock)
+        monkeypatch.setattr(time, clock, lambda *which: real(*which) + 2 * applied_epochs.LOOK_EVERY)
+        with pytest.raises(Overtaken):
+            lookout.now_and_then()
+
+
+def test_a_look_that_failed_is_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Answer(404, b'{"message":"no route"}')]
+    with (
+        Proxy(None, lambda seen: answers.pop() if answers else node(seen)) as server,
+        vendor.Elasticsearch(server.url) as client,
+    ):
+        lookout = Lookout(client, IDENTITY, Epoch(5, "a" * 32))
+        node.mark(epoch=5, attempt="f" * 32)
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * applied_epochs.LOOK_EVERY)
+        with pytest.raises(vendor.NotFoundError):
+            lookout.now_and_then()
+        with pytest.raises(Overtaken):
+            lookout.now_and_then()
+
+
 def test_an_answer_that_is_not_the_servers_is_not_an_absent_marker() -> None:
     """A proxy's 404 says nothing about the document; without a marker, an epoch would be applied again."""
     with (
