@@ -183,8 +183,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/bulk_body.py",
-        "return Request(self.data, self.offsets[: end + 1]), Request(self.data, self.offsets[end:])",
-        "return Request(self.data, self.offsets[:end]), Request(self.data, self.offsets[end:])",
+        "return self._part(0, end), self._part(end, len(self))",
+        "return self._part(0, end - 1), self._part(end, len(self))",
         f"{BULK_BODY} -k cutting",
         "the last document of each request",
     ),
@@ -494,6 +494,20 @@ MUTANTS: list[Mutant] = [
         "    return False and stored",
         f"{PIPELINES} -k takes_elsewhere_stops",
         "documents that a pipeline drops or sends elsewhere",
+    ),
+    Mutant(
+        "elasticsearch/pipelines.py",
+        '[fields.get("_index", index) for fields in sent] == [answer.get("_index") for answer in answers]',
+        "True",
+        f"{PIPELINES} -k 'takes_elsewhere_stops and reroute'",
+        "documents that a pipeline sends elsewhere, in an answer that is compared as a whole",
+    ),
+    Mutant(
+        "elasticsearch/data_stream.py",
+        ' and [answer.get("_id") for answer in answers] == wanted\n',
+        "\n",
+        f"{STREAMS} -k is_no_success",
+        "rows to which a pipeline has given the same _id, in an answer that is compared as a whole",
     ),
     Mutant(
         "elasticsearch/pipelines.py",
