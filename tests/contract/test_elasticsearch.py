@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from elasticsearch_rig import keyless
+from elasticsearch_rig import WithLedger, keyless
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
 from epochsink.testing.sink_contract import SinkContract
-from epochsink.testing.sink_rig import SinkRig
+from epochsink.testing.sink_rig import OneSink, SinkRig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,12 @@ class ElasticsearchRig(SinkRig):
     def __init__(self, sink: Elasticsearch, folder: Path) -> None:
         super().__init__(sink, folder)
         self._sink = sink
+
+    def open(self, query: str, generation: int) -> OneSink:
+        opened = WithLedger.of(self._sink, self.name)
+        opened.open(self.identity(query, generation))
+        self._opened.append(opened)
+        return opened
 
     def batch(self, rows: list[int]) -> pa.RecordBatch:
         return keyless([{"n": number} for number in rows])

@@ -247,6 +247,29 @@ def test_documents_without_a_key_are_counted_by_their_epoch(
     assert made.results(3) == [(0, "differs", 1), (1, "agrees", 3)]
 
 
+@pytest.mark.parametrize("key", [None, "id"])
+def test_dead_letters_that_were_written_again_are_no_difference(
+    audited: Callable[..., Audited], elasticsearch: ElasticsearchService, fresh_index: FreshName, key: str | None
+) -> None:
+    index = fresh_index()
+    dead = {"on_rejected": "dead_letter", "dead_letter_index": f"{index}_dead"}
+    with closing(vendor.Elasticsearch(elasticsearch.url)) as client:
+        client.indices.create(index=index, mappings={"dynamic": "strict", "properties": {"n": {"type": "long"}}})
+        made = indexed(audited, elasticsearch, index, pa.record_batch({"n": pa.array([1])}), key=key, **dead)
+        documents = [{"n": 1}, {"n": 2}, {"late": 3}, {"never": 4}]
+        named = [(str(place), each) for place, each in enumerate(documents)]
+        made.write(0, rendered(named) if key else keyless(documents))
+        assert made.results(0) == [(0, "agrees", 2)]
+        client.indices.put_mapping(index=index, properties={"late": {"type": "long"}})
+        retry = ["letters", "retry", str(made.kit.root), "--sinks", f"{MODULE}:SINKS", "--all", "--yes"]
+        assert CliRunner().invoke(app, retry).exit_code == 3
+        assert made.results(0) == [(0, "agrees", 3)]
+        assert "1 dead letter(s) were written again" in made.run().output
+        for hit in client.search(index=index)["hits"]["hits"][1:]:
+            client.delete(index=index, id=hit["_id"])
+    assert made.results(3) == [(0, "differs", 1)]
+
+
 def test_of_documents_with_a_key_those_of_the_newest_epoch_are_counted_by_their_version(
     audited: Callable[..., Audited], elasticsearch: ElasticsearchService, fresh_index: FreshName
 ) -> None:

@@ -130,10 +130,18 @@ def test_a_refusal_is_named_blames_no_row_and_leaves_the_epoch_pending(
 def test_a_pipeline_that_needs_fields_is_accepted_and_a_missing_one_is_not(
     options: dict[str, Any], status: int, said: list[str]
 ) -> None:
-    """The node refuses the empty document, for it has no pipelines; what stands for them says whether there is one."""
+    """The node has no processors: what stands for a pipeline refuses the empty document, unless it is left out."""
     with closing(connect(SmallRequests(**options))) as client:
         client.indices.create(index=options["index"], settings={"index.default_pipeline": "needs-fields"})
-    findings = check(options, lambda seen: Answer(status) if "/_ingest/" in seen.path else None)
+    lacks = {"type": "illegal_argument_exception", "reason": "field [n] not present as part of path [n]"}
+    refused = json.dumps({"errors": True, "items": [{"index": {"status": 400, "error": lacks}}]}).encode()
+
+    def behave(seen: Seen) -> Answer | None:
+        if "/_ingest/" in seen.path:
+            return Answer(status)
+        return Answer(200, refused) if seen.is_bulk and "pipeline=_none" not in seen.path else None
+
+    findings = check(options, behave)
     assert len(findings) == len(said)
     assert all(part in finding for part, finding in zip(said, findings, strict=True))
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections import Counter
@@ -30,6 +31,7 @@ from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolD
 from epochsink.identity import identity_key, marker_document
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, LastDone, Outcome, Task
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -412,6 +414,34 @@ def test_a_copy_that_has_the_input_of_an_epoch_in_a_later_one_does_not_apply_it_
     copy.close()
 
 
+def test_a_copy_that_begins_its_first_epoch_again_after_another_has_finished_that_input_writes_no_row_twice(
+    options: dict[str, Any],
+) -> None:
+    """The server was away for a moment as its first try read the marker."""
+    del options["key"], options["delete_when"]
+    rows = keyless([{"n": number} for number in range(40)])
+    away = threading.Event()
+
+    def behave(seen: Seen) -> Answer | None:
+        if marker_document(identity_key(rig.identity)) in seen.path and not away.is_set():
+            away.set()
+            assert rig.commit(first).outcome is Outcome.COMMITTED
+            return Answer(503)
+        return None
+
+    with closing(Rig.joining(SmallRequests(**options))) as rig, Proxy(options["hosts"], lambda _: None) as proxy:
+        # a driver of another ledger, in which no epoch is done
+        copy = OneSink.of(SmallRequests(**{**options, "hosts": proxy.url}), rig.identity.sink)
+        copy.open(rig.identity)
+        first, second = rig.prepare(5, [rows]), rig.prepare(6, [rows])
+        proxy.behave = behave
+        with closing(copy), pytest.raises(WentBack):
+            copy.commit(second.epoch, second.part, second.rows)
+        assert away.is_set()
+        assert sorted(each["n"] for each in rig.stored().values()) == list(range(40))
+        assert rig.committer.newest() == 5
+
+
 def test_a_marker_of_another_attempt_is_unknown(rig: Rig) -> None:
     prepared = rig.apply(0, [rendered(numbered(0, 2))])
     other = dataclasses.replace(prepared.epoch, attempt=uuid.uuid4().hex)
@@ -598,7 +628,9 @@ def _spooled(
         written.append(writer.prepare())
     (part,) = rig.committer.vote(epoch, written, spool.rows(rig.identity, epoch, list(batches)))
     identity = {"query_id": rig.identity.query_id, "sink": rig.identity.sink, "origin": dict(rig.identity.origin)}
-    order = {"sink": options, "identity": identity, "epoch": dataclasses.asdict(epoch), "part": part}
+    done = elasticsearch_rig.DONE.get(identity_key(rig.identity))
+    after = dataclasses.asdict(done) if done else None
+    order = {"sink": options, "identity": identity, "epoch": dataclasses.asdict(epoch), "part": part, "after": after}
     return epoch, {**order, "spool": str(folder)}, files
 
 

@@ -62,7 +62,7 @@ def jobs(rig: Rig) -> list[str]:
 
 def job_of(rig: Rig, prepared: Prepared) -> PartJob:
     """Return the job as a part of it reached an executor that was cut off then."""
-    return PartJob(rig.sink, rig.identity, prepared.epoch, rig.sink.index, prepared.rows)
+    return PartJob(rig.sink, rig.identity, prepared.epoch, prepared.rows, index=rig.sink.index)
 
 
 def test_a_large_epoch_is_verified_and_applied_by_executors(rig: Rig) -> None:
@@ -238,6 +238,6 @@ def test_what_an_executor_meets_is_told_to_the_driver(
     body = b'{"error":{"type":"x","reason":"y"}}'
     with Proxy(None, lambda _: Answer(status, body)) as proxy:
         sink = SmallRequests(**{**options, "hosts": proxy.url, "timeout": 0.5})
-        job = PartJob(sink, rig.identity, prepared.epoch, sink.index, prepared.rows)
+        job = PartJob(sink, rig.identity, prepared.epoch, prepared.rows, index=sink.index)
         answer = job.post(Part(0, prepared.rows.tasks()[0]))
     assert isinstance(crossed(answer).problem, problem)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
 from elasticsearch_requests import OneByOne, SmallRequests
-from elasticsearch_rig import SCHEMA, Rig, rendered
+from elasticsearch_rig import SCHEMA, Elsewhere, Rig, rendered
 from http_proxy import Proxy
 from typer.testing import CliRunner
 
@@ -230,6 +230,13 @@ def test_an_alias_for_dead_letters_that_rolls_over_stops_vote_and_commit_until_o
             assert corrected.commit(prepared).outcome is Outcome.COMMITTED
 
 
+def test_an_alias_that_accepts_no_writes_is_refused(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    alias = f"{sink.index}_alias"
+    client.indices.create(index=sink.index, aliases={alias: {"is_write_index": False}})
+    (finding,) = check(changed(sink, index=alias))
+    assert f"the alias '{alias}' accepts no writes" in finding
+
+
 def test_an_alias_with_a_routing_is_refused(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
     alias = f"{sink.index}_alias"
     client.indices.create(index=sink.index, aliases={alias: {"routing": "a"}})
@@ -276,6 +283,41 @@ def test_an_alias_that_moves_during_a_commit_gets_the_whole_epoch(
         rig.apply(0, [rendered(documents)])
         assert not moves
         assert rig.stored(second) == dict(documents)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["by-the-driver", "by-executors"])
+def test_an_alias_that_moves_away_and_back_during_a_commit_takes_no_document_with_it(
+    sink: Elasticsearch, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch, *, large: bool
+) -> None:
+    """It is the same before and after. A document that another program has changed is looked for where it is, too."""
+    alias, first, second = f"{sink.index}_alias", f"{sink.index}_1", f"{sink.index}_2"
+    client.indices.create(index=first, aliases={alias: {}})
+    client.indices.create(index=second)
+    between = {"elasticsearch.bulk.between", "elasticsearch.part.between"}
+    # after the first request, and after some more
+    places = {1: (first, second), 4: (second, first)}
+    reached: list[str] = []
+
+    def move(point: str) -> None:
+        if point in between:
+            reached.append(point)
+        if point in between and len(reached) in places:
+            old, new = places.pop(len(reached))
+            client.indices.update_aliases(
+                actions=[{"remove": {"index": old, "alias": alias}}, {"add": {"index": new, "alias": alias}}]
+            )
+
+    with closing(Rig.joining(changed(sink, OneByOne, index=alias, executors_above=0 if large else None))) as rig:
+        rig.committer.participant.executors = Elsewhere() if large else None
+        rig.apply(0, [rendered([("8", {"n": 0})])])
+        for touch in range(2):
+            client.update(index=first, id="8", doc={"touched": touch})
+        monkeypatch.setattr("epochsink.failpoints.reach", move)
+        documents = [(str(number), {"n": number}) for number in range(40)]
+        rig.apply(1, [rendered(documents[:20])], [rendered(documents[20:])])
+        assert not places
+        assert rig.stored(second) == {}
+        assert rig.stored(first) == dict(documents)
 
 
 def test_an_index_made_anew_stops_until_an_operator_accepts_it(

@@ -16,8 +16,8 @@ from elasticsearch_rig import SCHEMA, Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import OutcomeUnknown, PrepareFailed
-from epochsink.sink import Outcome
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected
+from epochsink.sink import Chosen, Outcome, Retried
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -160,6 +160,69 @@ def test_a_pipeline_that_comes_while_an_epoch_is_applied_is_looked_at(
                 losing.commit(prepared)
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
         assert rig.stored() == dict(ROWS)
+
+
+class Fails:
+    """What a proxy does: it answers as a server whose pipeline fails for each document without the field ``n``."""
+
+    def __init__(self, proxy: Proxy, index: str, kind: str) -> None:
+        self._proxy = proxy
+        self._index = index
+        self._error = {"type": kind, "reason": "there is no n in card 4111"}
+
+    def __call__(self, seen: Seen) -> Answer | None:
+        if not seen.path.startswith(f"/{self._index}/_bulk") or "pipeline=_none" in seen.path:
+            return None
+        if b'"if_seq_no"' in seen.body:
+            return self._said([self._failed("epochsink-check")])
+        failed = [b'"n"' not in operation for operation in seen.operations]
+        kept = [operation for operation, fails in zip(seen.operations, failed, strict=True) if not fails]
+        if kept:
+            self._proxy.forward(seen.only(kept))
+        (version,) = seen.versions
+        each = zip(seen.ids, failed, strict=True)
+        return self._said([self._failed(name) if fails else self._stored(name, version) for name, fails in each])
+
+    def _failed(self, name: str) -> dict[str, Any]:
+        return {"_index": self._index, "_id": name, "status": 500, "error": self._error}
+
+    def _stored(self, name: str, version: int) -> dict[str, Any]:
+        return {"_index": self._index, "_id": name, "_version": version, **ARRIVED}
+
+    @staticmethod
+    def _said(items: list[dict[str, Any]]) -> Answer:
+        errors = any("error" in each for each in items)
+        return Answer(200, json.dumps({"errors": errors, "items": [{"index": each} for each in items]}).encode())
+
+
+@pytest.mark.parametrize("kind", ["fail_processor_exception", "find_match"])
+def test_a_document_that_a_pipeline_fails_on_is_refused_for_good(
+    options: dict[str, Any], client: vendor.Elasticsearch, kind: str
+) -> None:
+    """The server answers 500, as it does if it is broken. The query can start: an empty document says nothing."""
+    client.indices.create(index=options["index"], settings={**PIPELINE, "number_of_replicas": 0})
+    batch = rendered([*ROWS, ("bad", {"card": 4111})])
+    with Proxy(options["hosts"], lambda _: None) as proxy:
+        proxy.behave = Fails(proxy, options["index"], kind)
+        through = {**options, "hosts": proxy.url}
+        with closing(Rig.joining(OneByOne(**through))) as rig:
+            prepared = rig.prepare(0, [batch])
+            with pytest.raises(RowsRejected) as stopped:
+                rig.commit(prepared)
+            assert f"1 times {kind}" in stopped.value.message
+            assert "4111" not in stopped.value.message
+            assert "4111" in stopped.value.values
+            lettered = OneByOne(**through, on_rejected="dead_letter", dead_letter_index=f"{options['index']}_dead")
+            with closing(Rig(lettered, rig.identity)) as again:
+                assert again.committer.check(SCHEMA) == []
+                verdict = again.commit(prepared)
+                assert (verdict.outcome, verdict.set_aside) == (Outcome.COMMITTED, 1)
+                assert again.stored() == dict(ROWS)
+                letters = again.committer.participant.letters("search")
+                assert letters.retry(Chosen()).kept == 1
+                proxy.behave = lambda _: None
+                assert letters.retry(Chosen()) == Retried(written=1)
+                assert again.stored() == {**dict(ROWS), "bad": {"card": 4111}}
 
 
 DEFINITIONS: dict[str, list[dict[str, Any]]] = {

@@ -260,6 +260,21 @@ def test_a_fault_of_the_index_sets_no_document_aside(options: dict[str, Any], cl
         assert rig.stored() == dict(GOOD)
 
 
+def test_a_pipeline_that_is_gone_sets_no_document_aside_also_if_the_user_may_not_ask_for_pipelines(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    forbidden = Answer(403, b'{"error":{"type":"security_exception","reason":"no"},"status":403}')
+    with (
+        Proxy(options["hosts"], lambda seen: forbidden if "/_ingest/" in seen.path else None) as proxy,
+        closing(Rig.joining(dead_lettered(options, hosts=proxy.url))) as rig,
+    ):
+        prepared = rig.prepare(0, [rendered(GOOD)])
+        client.indices.put_settings(index=options["index"], settings={"index.default_pipeline": "nowhere"})
+        with pytest.raises(RowsRejected, match=r"even an empty document.*nowhere"):
+            rig.commit(prepared)
+        assert rig.stored(rig.sink.dead_letter_index) == {}
+
+
 def test_a_document_larger_than_the_server_takes_is_refused_before_the_checkpoint(options: dict[str, Any]) -> None:
     with closing(Rig.joining(SmallRequests(**options))) as rig:
         with pytest.raises(RowsRejected, match=r"http\.max_content_length") as caught:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import elasticsearch as vendor
 import pyarrow as pa
 import pytest
 from elasticsearch_rig import Rig, keyless, rendered
@@ -17,14 +18,13 @@ from http_proxy import Answer, Proxy, Seen
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.dead_letter import forget_other_runs
-from epochsink.elasticsearch.errors import UnfitIndex
+from epochsink.elasticsearch.errors import NotServed, UnfitIndex
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
-from epochsink.sink import Chosen, Epoch, Outcome, Retried
+from epochsink.sink import Chosen, Epoch, LastDone, Outcome, Retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import elasticsearch as vendor
     from elasticsearch_rig import Document
     from fix_services import FreshName
 
@@ -111,15 +111,38 @@ def test_a_retry_writes_what_the_corrected_index_takes_and_keeps_the_rest(
     assert rig.stored()["a"] == {"n": 3}
 
 
-def test_a_newer_document_is_never_replaced(rig: Rig, client: vendor.Elasticsearch) -> None:
+def test_a_newer_document_is_never_replaced(options: dict[str, Any], client: vendor.Elasticsearch) -> None:
     """Nor is one that a later epoch deleted brought back, while the index remembers that."""
-    rig.apply(0, [rendered([("a", {"new": 1}), ("b", {"new": 2}), ("c", {"new": 3})])])
-    rig.apply(1, [rendered([("a", {"n": 1}), ("b", None)])])
+    client.indices.put_settings(index=options["index"], settings={"index.gc_deletes": "1h"})
+    with closing(Rig.joining(Elasticsearch(**options, delete_when="gone"), SCHEMA)) as rig:
+        rig.apply(0, [rendered([("a", {"new": 1}), ("b", {"new": 2}), ("c", {"new": 3})])])
+        rig.apply(1, [rendered([("a", {"n": 1}), ("b", None)])])
+        correct(client, rig)
+        assert letters_of(rig).retry(ALL) == Retried(written=1, superseded=2)
+        assert rig.stored() == {"a": {"n": 1}, "c": {"new": 3}}
+        assert read(rig) == []
+        assert "later epoch" in letters_of(rig).caution()
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["changed", "deleted"])
+def test_a_letter_stays_if_only_another_program_has_raised_the_version_of_its_document(
+    rig: Rig, client: vendor.Elasticsearch, *, deleted: bool
+) -> None:
+    """Its row is newer than what an epoch has written of that key. A row that a later epoch wrote is superseded."""
+    rig.apply(0, [rendered([("a", {"n": 0}), ("b", {"n": 0})])])
+    for touch in range(6):
+        client.update(index=rig.sink.index, id="a", doc={"n": 100 + touch})
+    if deleted:
+        client.delete(index=rig.sink.index, id="a")
+    rig.apply(1, [rendered([("a", {"new": 1}), ("b", {"new": 1})])])
+    rig.apply(2, [rendered([("b", {"n": 2})])])
     correct(client, rig)
-    assert letters_of(rig).retry(ALL) == Retried(written=1, superseded=2)
-    assert rig.stored() == {"a": {"n": 1}, "c": {"new": 3}}
-    assert read(rig) == []
-    assert "later epoch" in letters_of(rig).caution()
+    done = letters_of(rig).retry(ALL)
+    assert (done.written, done.superseded, done.kept) == (0, 1, 1)
+    assert "above those of all applied epochs: another program has changed or deleted it" in done.reason
+    assert [letter.row["_id"] for letter in read(rig)] == ["a"]
+    assert rig.stored() == {"b": {"n": 2}} | ({} if deleted else {"a": {"n": 105}})
+    assert "no epoch can have written it" in letters_of(rig).caution()
 
 
 def test_a_deletion_that_is_forgotten_with_its_shard_is_undone_by_a_retry_which_says_so_before(
@@ -202,6 +225,81 @@ def test_letters_that_stay_although_the_server_accepts_their_deletion_are_an_err
     assert letters_of(rig).count(ALL) == 1
 
 
+def touched(client: vendor.Elasticsearch, index: str, letter: str) -> None:
+    """Change a letter as another program does, so that its deletion is refused."""
+    for touch in range(3):
+        client.update(index=index, id=letter, doc={"touched": touch})
+
+
+def test_a_letter_of_a_broken_off_run_that_another_program_has_changed_stays_alone_and_is_named(
+    rig: Rig, client: vendor.Elasticsearch
+) -> None:
+    dead = rig.sink.dead_letter_index or ""
+    prepared = rig.apply(0, [rendered([("a", {"new": 1})])])
+    (mine,) = rig.stored(dead).values()
+    for name in ("first", "second", "third"):
+        version = rig.identity.origin["base"]
+        document = dict(mine, run="broken off")
+        client.index(index=dead, id=name, document=document, version=version, version_type="external_gte")
+    touched(client, dead, "first")
+    with pytest.raises(UnfitIndex, match=r"1 dead letter.* another program has changed them, for example 'first'"):
+        forget_other_runs(client, dead, rig.identity, prepared.epoch, run=mine["run"], timeout=10)
+    assert sorted(each["run"] for each in rig.stored(dead).values()) == sorted(["broken off", mine["run"]])
+
+
+def test_letters_that_cannot_be_deleted_are_not_said_to_be_gone(rig: Rig, client: vendor.Elasticsearch) -> None:
+    rig.apply(0, [rendered([("a", {"new": 1}), ("b", {"new": 2})])])
+    correct(client, rig)
+    one, _ = read(rig)
+    touched(client, rig.sink.dead_letter_index or "", one.id)
+    done = letters_of(rig).retry(ALL)
+    assert (done.written, done.superseded, done.kept) == (1, 0, 1)
+    assert "its row is written, but the letter cannot be deleted" in done.reason
+    assert rig.stored() == {"a": {"new": 1}, "b": {"new": 2}}
+    assert letters_of(rig).drop(ALL) == 0
+    assert letters_of(rig).count(ALL) == 1
+
+
+@pytest.mark.parametrize("where", ["_refresh", "_search"])
+def test_letters_of_which_a_shard_is_not_available_are_an_error_and_not_fewer(
+    options: dict[str, Any], client: vendor.Elasticsearch, where: str
+) -> None:
+    """A refresh leaves such a shard out, and so does a search, unless it says that it wants all."""
+    dead = options["dead_letter_index"]
+    partly = {
+        "_refresh": {"_shards": {"total": 2, "successful": 1, "failed": 0}},
+        "_search": {"hits": {"total": {"value": 0, "relation": "eq"}, "hits": []}, "pit_id": "any"},
+    }
+
+    def behave(seen: Seen) -> Answer | None:
+        if f"/{where}" not in seen.path:
+            return None
+        if "allow_partial_search_results=false" in seen.path:
+            return Answer(503, b'{"error":{"type":"search_phase_execution_exception","reason":"no"},"status":503}')
+        return Answer(200, json.dumps(partly[where]).encode())
+
+    two = {"settings": {"number_of_shards": 2, "number_of_replicas": 0}}
+    client.indices.put_index_template(name=dead, index_patterns=[dead], template=two)
+    try:
+        with (
+            Proxy(options["hosts"], lambda _: None) as proxy,
+            closing(Rig.joining(Elasticsearch(**{**options, "hosts": proxy.url}), SCHEMA)) as rig,
+            closing(connect(Elasticsearch(proxy.url, index="any"))) as through,
+        ):
+            prepared = rig.apply(0, [rendered([("a", {"new": 1})])])
+            letters = letters_of(rig)
+            proxy.behave = behave
+            for ask in (letters.count, letters.retry, letters.drop, lambda _: read(rig)):
+                with pytest.raises(PrepareFailed):
+                    ask(ALL)
+            with pytest.raises((NotServed, vendor.ApiError)):
+                forget_other_runs(through, dead, rig.identity, prepared.epoch, run="", timeout=10)
+            proxy.behave = lambda _: None
+            assert letters.count(ALL) == 1
+    finally:
+        client.indices.delete_index_template(name=dead)
+
+
 def test_only_the_chosen_letters_are_retried_or_dropped(rig: Rig, client: vendor.Elasticsearch) -> None:
     for epoch in range(3):
         rig.apply(epoch, [rendered([(f"{epoch}-{number}", {"new": number}) for number in range(2)])])
@@ -281,6 +379,21 @@ def test_a_retry_looks_at_the_answers_also_of_an_index_that_the_newest_epoch_did
     assert by_day.stored(older) == {"a": {"new": 1}}
 
 
+def test_a_retry_keeps_letters_for_what_has_become_an_alias_and_writes_the_others(
+    options: dict[str, Any], client: vendor.Elasticsearch, by_day: Rig
+) -> None:
+    older, gone = options["index"], f"{options['index']}_gone"
+    client.indices.create(index=gone, mappings={"dynamic": "strict"}, settings={"number_of_replicas": 0})
+    by_day.apply(2, [rendered([("c", {"new": 2})], indices=[gone])])
+    by_day.apply(3, [rendered([("b", {"n": 2})], indices=[f"{older}_newer"])])
+    client.indices.delete(index=gone)
+    client.indices.put_alias(index=older, name=gone)
+    done = letters_of(by_day).retry(ALL)
+    assert (done.written, done.kept) == (1, 1)
+    assert f"index_by= gives '{gone}', an alias" in done.reason
+    assert by_day.stored(older) == {"a": {"new": 1}}
+
+
 def test_a_retry_refuses_an_index_that_forgets_also_one_that_the_newest_epoch_did_not_touch(
     options: dict[str, Any], client: vendor.Elasticsearch, by_day: Rig
 ) -> None:
@@ -317,6 +430,37 @@ def test_an_index_that_was_made_anew_gets_no_letters(rig: Rig, client: vendor.El
     with pytest.raises(WentBack, match="is not the one that epoch 0 was applied to"):
         letters_of(rig).retry(ALL)
     assert letters_of(rig).count(ALL) == 1
+    # nothing is accepted, or only an earlier epoch
+    for done in (LastDone(0, "a", ({},)), LastDone(-1, "", ())):
+        letters = letters_of(rig)
+        letters.applied = done
+        with pytest.raises(WentBack):
+            letters.retry(ALL)
+
+
+def accepted(rig: Rig, epoch: int) -> ElasticsearchLetters:
+    """Return the letters as the command has them after ``epochsink accept``."""
+    letters = letters_of(rig)
+    letters.applied = LastDone(epoch, "", ())
+    return letters
+
+
+def test_an_index_that_an_operator_has_accepted_gets_letters(rig: Rig, client: vendor.Elasticsearch) -> None:
+    rig.apply(0, [rendered([("a", {"new": 1})])])
+    client.indices.delete(index=rig.sink.index)
+    client.indices.create(index=rig.sink.index)
+    assert accepted(rig, 0).retry(ALL) == Retried(written=1)
+    assert rig.stored() == {"a": {"new": 1}}
+
+
+def test_an_accepted_index_chosen_by_the_row_gets_letters_also_if_another_one_is_gone(
+    options: dict[str, Any], client: vendor.Elasticsearch, by_day: Rig
+) -> None:
+    client.indices.delete(index=f"{options['index']}_newer")
+    with pytest.raises(WentBack):
+        letters_of(by_day).retry(ALL)
+    assert accepted(by_day, 1).retry(ALL) == Retried(written=1)
+    assert by_day.stored(options["index"]) == {"a": {"new": 1}}
 
 
 def killed(rig: Rig, point: str) -> None:

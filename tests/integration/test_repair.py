@@ -302,6 +302,16 @@ class Restored:
         self.kit = CheckpointKit(folder / "checkpoint", {"sink": sink}, retain_seconds=3600.0)
 
 
+def retry_letters(kit: CheckpointKit, client: vendor.Elasticsearch) -> int:
+    """Let the index take what it refused, and return how many letters were written again."""
+    client.indices.put_mapping(index="orders", properties={"late": {"type": "long"}})
+    retry = ["letters", "retry", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--all", "--yes", "--json"]
+    answer = CliRunner().invoke(app, retry)
+    assert answer.exit_code == 0, answer.output
+    written: int = json.loads(answer.stdout)["written"]
+    return written
+
+
 def test_an_index_that_was_restored_from_a_snapshot_gets_its_epochs_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,24 +323,30 @@ def test_an_index_that_was_restored_from_a_snapshot_gets_its_epochs_again(
     ):
         client.snapshot.create_repository(name="backup", repository={"type": "fs", "settings": {"location": folder}})
         options: dict[str, Any] = {"index": "orders", "key": "id", "create": True, "timeout": 20.0}
+        options |= {"on_rejected": "dead_letter", "dead_letter_index": "letters"}
         named = f"from epochsink import Elasticsearch\nSINKS = {{'sink': Elasticsearch({node.url!r}, **{options!r})}}"
         made = Restored(tmp_path, Elasticsearch(node.url, **options), pa.record_batch({"id": pa.array(["a"])}), named)
-        for number in range(2):
-            made.kit.run(number, {"sink": rendered([("a", {"n": number}), (str(number), {"n": number})])})
+        made.kit.run(0, {"sink": rendered([("a", {"n": 0}), ("0", {"n": 0})])})
+        client.indices.put_mapping(index="orders", dynamic="strict")
+        made.kit.run(1, {"sink": rendered([("a", {"n": 1}), ("1", {"n": 1}), ("late", {"late": 1})])})
         client.snapshot.create(repository="backup", snapshot="s", wait_for_completion=True)
+        assert retry_letters(made.kit, client) == 1
         for number in (2, 3, 4):
             made.kit.run(number, {"sink": rendered([("a", {"n": number}), (str(number), {"n": number})])})
-        client.indices.delete(index=f"orders,{applied_epochs.INDEX}")
-        client.snapshot.restore(
-            repository="backup", snapshot="s", indices=f"orders,{applied_epochs.INDEX}", wait_for_completion=True
-        )
+        every = f"orders,letters,{applied_epochs.INDEX}"
+        client.indices.delete(index=every)
+        client.snapshot.restore(repository="backup", snapshot="s", indices=every, wait_for_completion=True)
         with pytest.raises(WentBack):
             made.kit.start()
         answer = repair(made.kit)
         assert answer.exit_code == 0, answer.output
+        assert "the index of dead letters 'letters' must come from the same snapshot" in answer.output
+        # a letter that was written again since the snapshot is a letter once more
+        assert retry_letters(made.kit, client) == 1
         client.indices.refresh(index="orders")
-        found = {hit["_id"]: hit["_source"]["n"] for hit in client.search(index="orders", size=50)["hits"]["hits"]}
-        assert found == {"a": 4, "0": 0, "1": 1, "2": 2, "3": 3, "4": 4}
+        found = {hit["_id"]: hit["_source"] for hit in client.search(index="orders", size=50)["hits"]["hits"]}
+        assert found.pop("late") == {"late": 1}
+        assert {name: each["n"] for name, each in found.items()} == {"a": 4, "0": 0, "1": 1, "2": 2, "3": 3, "4": 4}
         made.kit.coordinator = made.kit.start()
         made.kit.run(5, {"sink": rendered([("a", {"n": 5})])})
         made.kit.close()

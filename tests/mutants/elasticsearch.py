@@ -9,6 +9,7 @@ BULK_REQUEST = "tests/unit/test_elasticsearch_bulk_request.py"
 COMMITTABLE = "tests/unit/test_elasticsearch_committable.py"
 DEDUPLICATE = "tests/unit/test_elasticsearch_deduplicate.py"
 EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
+INDEX = "tests/integration/test_elasticsearch_index.py"
 PACE = "tests/unit/test_elasticsearch_pace.py"
 PIPELINES = "tests/integration/test_elasticsearch_pipelines.py"
 PLACEMENT = "tests/integration/test_elasticsearch_placement.py"
@@ -24,6 +25,55 @@ MUTANTS: list[Mutant] = [
         '        version = self._identity.origin["base"] + epoch + 1\n',
         f"{RETRY} -k never_replaced",
         "a document of a later epoch, replaced by an older one",
+    ),
+    Mutant(
+        "elasticsearch/dead_letter.py",
+        "            refused += [each.id for each in stay]\n",
+        "            return\n",
+        f"{RETRY} -k another_program_has_changed_stays",
+        "letters of an interrupted run, whose documents are stored",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        "allow_partial_search_results=False",
+        "allow_partial_search_results=True",
+        f"{RETRY} -k 'not_available and _search'",
+        "letters that nobody sees while their shard is not available",
+    ),
+    Mutant(
+        "elasticsearch/connection.py",
+        'max(1, sum(int(each["settings"].get(name, 1)) for each in found.values()))',
+        "1",
+        f"{RETRY} -k 'not_available and _refresh'",
+        "letters that nobody sees, because their shard was left out of a refresh",
+    ),
+    Mutant(
+        "elasticsearch/dead_letter.py",
+        "allow_partial_search_results=False",
+        "allow_partial_search_results=True",
+        f"{RETRY} -k 'not_available and _search'",
+        "letters of an interrupted run, whose documents are stored, in a shard that is not available",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        "        trusted = applied_epochs.trusted(kept, self.applied)\n",
+        "        trusted = kept\n",
+        f"{RETRY} -k an_operator_has_accepted",
+        "letters that cannot be retried, although an operator has accepted the index",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        "(stored[each.id] <= newest if each.id in stored else deletes)",
+        "(each.id in stored or deletes)",
+        f"{RETRY} -k 'only_another_program and changed'",
+        "rows whose letter is deleted, because another program has changed an older document of their key",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        "(stored[each.id] <= newest if each.id in stored else deletes)",
+        "(stored.get(each.id, 0) <= newest)",
+        f"{RETRY} -k 'only_another_program and deleted'",
+        "rows whose letter is deleted, because another program has deleted an older document of their key",
     ),
     Mutant(
         "elasticsearch/letters.py",
@@ -83,6 +133,20 @@ MUTANTS: list[Mutant] = [
         "documents that a busy server answered 503, and that count as refused for good",
     ),
     Mutant(
+        "elasticsearch/preflight.py",
+        "any(pipelines.is_missing(each.reason) for each in refused)",
+        "False",
+        f"{REJECTED} -k may_not_ask_for_pipelines",
+        "whole epochs that become dead letters, because a pipeline was deleted",
+    ),
+    Mutant(
+        "elasticsearch/errors.py",
+        '    "fail_processor_exception": Meaning.DOCUMENT,\n',
+        "",
+        f"{PIPELINES} -k 'fails_on and fail_processor_exception'",
+        "an epoch that stays pending for ever, because a pipeline fails on one of its documents",
+    ),
+    Mutant(
         "elasticsearch/errors.py",
         "    429: Meaning.PASSING,\n",
         "    429: Meaning.DOCUMENT,\n",
@@ -119,8 +183,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/bulk_body.py",
-        "return Request(self.data, self.offsets[: end + 1]), Request(self.data, self.offsets[end:])",
-        "return Request(self.data, self.offsets[:end]), Request(self.data, self.offsets[end:])",
+        "return self._part(0, end), self._part(end, len(self))",
+        "return self._part(0, end - 1), self._part(end, len(self))",
         f"{BULK_BODY} -k cutting",
         "the last document of each request",
     ),
@@ -233,7 +297,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/apply.py",
-        "            others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)\n",
+        "            others += changed_elsewhere.overwrite(conflicts, keyed=self._keyed)\n",
         "            pass\n",
         f"{EPOCHS} -k changed_elsewhere",
         "rows that are dropped, because their documents were changed elsewhere",
@@ -269,6 +333,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/committer.py",
+        "        self._verify(kept, after, None)\n",
+        "        if after is not None:\n            self._verify(kept, after, None)\n",
+        f"{EPOCHS} -k this_ledger_does_not_have_stops",
+        "rows of an epoch that another copy of the checkpoint has finished, applied a second time under another number",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
         "        if (claim.epoch, claim.attempt) == (epoch.number, epoch.attempt):\n",
         "        if claim.epoch == epoch.number:\n",
         f"{EPOCHS} -k another_attempt_has_claimed",
@@ -301,6 +372,20 @@ MUTANTS: list[Mutant] = [
         "        if True:\n",
         f"{EPOCHS} -k not_the_servers",
         "an applied epoch that a proxy's error makes look like one that is not applied",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
+        "    return time.monotonic(), time.time(), *boot\n",
+        "    return (time.monotonic(),)\n",
+        f"{EPOCHS} -k by_whichever_clock",
+        "documents that a driver on a machine that was suspended restores after they were deleted",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
+        "        begin = _clocks()\n",
+        "        self._looked_at = begin = _clocks()\n",
+        f"{EPOCHS} -k look_that_failed",
+        "documents that a delayed driver restores after they were deleted, as its look at the marker failed",
     ),
     Mutant(
         "elasticsearch/applied_epochs.py",
@@ -345,6 +430,20 @@ MUTANTS: list[Mutant] = [
         "            if True:\n",
         f"{EPOCHS} -k during_the_run",
         "the documents of an epoch whose index was created again while it was applied",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "            found.posted_to,\n            self._config.timeout,\n",
+        "            self._prepared.index if found.posted_to else '',\n            self._config.timeout,\n",
+        f"{INDEX} -k 'moves_away_and_back and by-the-driver'",
+        "documents that follow an alias, which was moved and moved back while they were sent",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "self._parts.post(survives, self._found.posted_to, self._poster.stored_in)",
+        "self._parts.post(survives, self._prepared.index, self._poster.stored_in)",
+        f"{INDEX} -k 'moves_away_and_back and by-executors'",
+        "documents of a large epoch that follow an alias, which was moved and moved back while they were sent",
     ),
     Mutant(
         "elasticsearch/index_settings.py",
@@ -398,6 +497,20 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/pipelines.py",
+        '[fields.get("_index", index) for fields in sent] == [answer.get("_index") for answer in answers]',
+        "True",
+        f"{PIPELINES} -k 'takes_elsewhere_stops and reroute'",
+        "documents that a pipeline sends elsewhere, in an answer that is compared as a whole",
+    ),
+    Mutant(
+        "elasticsearch/data_stream.py",
+        ' and [answer.get("_id") for answer in answers] == wanted\n',
+        "\n",
+        f"{STREAMS} -k is_no_success",
+        "rows to which a pipeline has given the same _id, in an answer that is compared as a whole",
+    ),
+    Mutant(
+        "elasticsearch/pipelines.py",
         'return answer["status"] == CONFLICT and',
         "return False and",
         f"{RETRY} -k did_not_touch",
@@ -412,8 +525,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/letters.py",
-        "if is_index_name(name) and name not in (self._index, MARKERS)]",
-        "if is_index_name(name)]",
+        "            if not is_index_name(name) or name in (self._index, MARKERS):\n",
+        "            if not is_index_name(name):\n",
         f"{RETRY} -k not_for_documents",
         "rows that a retry writes into the index of markers",
     ),

@@ -13,16 +13,19 @@ import pyarrow as pa
 
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import SpoolMissing
-from epochsink.sink import Epoch, Identity, NotCarriedOut, Task, Verdict, write_all
+from epochsink.identity import identity_key
+from epochsink.sink import Epoch, Identity, LastDone, NotCarriedOut, Outcome, Task, Verdict, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from epochsink.elasticsearch import Elasticsearch
-    from epochsink.sink import Committable, LastDone
+    from epochsink.sink import Committable, Rows
 
 Document = tuple[str, dict[str, Any] | None]
+DONE: dict[str, LastDone] = {}
+"""The newest epoch that the ledger of each sink calls done, by `identity_key`."""
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
 
 
@@ -79,6 +82,30 @@ def sources(documents: Sequence[dict[str, Any] | None]) -> pa.Array:
     return pa.array([None if each is None else json.dumps(each) for each in documents], pa.string())
 
 
+class WithLedger(OneSink):
+    """A committer that is told, as a coordinator tells it, which epoch before its own is done."""
+
+    key = ""
+
+    def open(self, identity: Identity) -> None:
+        super().open(identity)
+        self.key = identity_key(identity)
+
+    def commit_all(
+        self, epoch: Epoch, parts: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> Sequence[Verdict]:
+        known = DONE.get(self.key)
+        verdicts = super().commit_all(epoch, parts, rows, after or (known if _is_before(known, epoch) else None))
+        is_committed = all(verdict.outcome is Outcome.COMMITTED for verdict in verdicts)
+        if is_committed and (known is None or _is_before(known, epoch)):
+            DONE[self.key] = LastDone(epoch.number, epoch.attempt, tuple(parts))
+        return verdicts
+
+
+def _is_before(done: LastDone | None, epoch: Epoch) -> bool:
+    return done is not None and done.epoch < epoch.number
+
+
 @dataclass(frozen=True)
 class Prepared:
     """An epoch after its vote."""
@@ -97,7 +124,7 @@ class Rig:
     committer: OneSink = field(init=False)
 
     def __post_init__(self) -> None:
-        self.committer = OneSink.of(self.sink, self.identity.sink)
+        self.committer = WithLedger.of(self.sink, self.identity.sink)
         self.committer.open(self.identity)
 
     @classmethod

@@ -13,7 +13,7 @@ from folder_sink import FolderParticipant, FolderSink
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.sink import Chosen, Letter, Letters, Retried
+from epochsink.sink import Chosen, LastDone, Letter, Letters, Retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +111,20 @@ def test_letters_are_listed_newest_first(kept: dict[str, ListedLetters], run: Ca
         "set_aside_at": "2026-03-29T01:30:00+00:00",
         "pending": False,
     }
+
+
+def test_letters_are_told_what_the_ledger_calls_done_and_what_an_operator_has_accepted(
+    kept: dict[str, ListedLetters], run: Callable[..., Result], tmp_path: Path
+) -> None:
+    kept["table"] = ListedLetters(1)
+    run("list")
+    done = kept["table"].applied
+    assert done is not None
+    assert (done.epoch, bool(done.parts)) == (0, True)
+    told = CliRunner().invoke(app, ["accept", str(tmp_path / "checkpoint"), "0", "--sink", "table", "--yes"])
+    assert told.exit_code == 0, told.output
+    run("list")
+    assert kept["table"].applied == LastDone(0, "", ())
 
 
 def test_a_long_row_is_cut_for_a_person_only(kept: dict[str, ListedLetters], run: Callable[..., Result]) -> None:

@@ -86,6 +86,29 @@ def test_small_requests_go_together_and_keep_every_operation(several: list[list[
     assert all(one.size + another.size > size for one, another in itertools.pairwise(joined))
 
 
+@given(st.lists(documents, min_size=1, max_size=4), st.integers(1, 400), st.integers(1, 400))
+def test_the_ids_of_a_request_are_those_of_its_operations_however_it_was_cut_and_joined(
+    several: list[list[Document]], size: int, later: int
+) -> None:
+    for joined in bulk_body.gathered(map(request_of, several), size):
+        for request in [*bulk_body.cut(joined, later), *joined.halves()]:
+            operations = [request.operation(position) for position in range(len(request))]
+            told = [] if len(request) == 0 else request.own_fields()
+            assert [fields["_id"] for fields in told or ()] == [bulk_body.parse(each)[0] for each in operations]
+
+
+def test_the_fields_of_a_request_are_index_routing_and_id_and_not_known_of_picked_operations() -> None:
+    batch = rendered([("a", {"n": 1}), ("b", None)], routings=['x"', "y"])
+    ids = bulk_body.indexed(pa.array(["one", "two"]), bulk_body.routed(batch["routing"], batch["id"]))
+    request = bulk_body.render(ids, batch["source"], HEADS)
+    assert request.own_fields() == [
+        {"_index": "one", "routing": 'x"', "_id": "a"},
+        {"_index": "two", "routing": "y", "_id": "b"},
+    ]
+    assert request.pick([1]).own_fields() is None
+    assert bulk_body.joined([request, request.pick([1])]).own_fields() is None
+
+
 def test_hostile_ids_stay_one_operation() -> None:
     request = request_of([(HOSTILE, {"text": HOSTILE})])
     assert request.body.count(b"\n") == 2

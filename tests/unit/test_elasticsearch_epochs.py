@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import elasticsearch as vendor
 import pytest
-from elasticsearch_rig import ListedRows, Rig, keyless, rendered
+from elasticsearch_rig import DONE, ListedRows, Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, applied_epochs
@@ -154,6 +154,8 @@ def said(body: Any, status: int = 200) -> Answer:
 
 @pytest.fixture
 def node() -> Node:
+    # all tests have one identity
+    DONE.pop(KEY, None)
     return Node()
 
 
@@ -321,6 +323,20 @@ def test_a_claim_of_an_epoch_that_this_ledger_does_not_have_is_not_overwritten(
     assert "b" not in node.sources()
 
 
+def test_a_marker_of_an_epoch_that_this_ledger_does_not_have_stops_the_commit(without_key: Rig, node: Node) -> None:
+    """Another copy has finished that epoch since the comparison: its input may be that of this epoch."""
+    prepared = without_key.prepare(6, [keyless([{"n": 1}])])
+    without_key.committer.verify_applied(None, last(prepared))
+    node.claim(5)
+    node.mark(epoch=5, attempt="f" * 32)
+    time.sleep(0.1)
+    with pytest.raises(WentBack, match="already holds epoch 5 of this query"):
+        without_key.commit(prepared)
+    assert node.bulks == []
+    assert node.marker is not None
+    assert node.marker["epoch"] == 5
+
+
 @pytest.mark.parametrize("closed", [3, 9])
 def test_a_claim_of_an_epoch_that_an_operator_has_closed_is_overwritten(rig: Rig, node: Node, closed: int) -> None:
     rig.apply(0, [documents("a")])
@@ -374,6 +390,37 @@ def test_a_run_that_was_overtaken_stops(node: Node, url: str) -> None:
             node.mark(epoch=epoch, attempt="f" * 32)
             with pytest.raises(Overtaken):
                 lookout.now()
+
+
+@pytest.mark.parametrize("clock", ["monotonic", "time", "clock_gettime"])
+def test_a_run_looks_again_after_a_pause_by_whichever_clock(
+    node: Node, url: str, monkeypatch: pytest.MonkeyPatch, clock: str
+) -> None:
+    """The monotonic clock stands still while the machine is suspended."""
+    with vendor.Elasticsearch(url) as client:
+        lookout = Lookout(client, IDENTITY, Epoch(5, "a" * 32))
+        node.mark(epoch=5, attempt="f" * 32)
+        lookout.now_and_then()
+        real = getattr(time, clock)
+        monkeypatch.setattr(time, clock, lambda *which: real(*which) + 2 * applied_epochs.LOOK_EVERY)
+        with pytest.raises(Overtaken):
+            lookout.now_and_then()
+
+
+def test_a_look_that_failed_is_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Answer(404, b'{"message":"no route"}')]
+    with (
+        Proxy(None, lambda seen: answers.pop() if answers else node(seen)) as server,
+        vendor.Elasticsearch(server.url) as client,
+    ):
+        lookout = Lookout(client, IDENTITY, Epoch(5, "a" * 32))
+        node.mark(epoch=5, attempt="f" * 32)
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * applied_epochs.LOOK_EVERY)
+        with pytest.raises(vendor.NotFoundError):
+            lookout.now_and_then()
+        with pytest.raises(Overtaken):
+            lookout.now_and_then()
 
 
 def test_an_answer_that_is_not_the_servers_is_not_an_absent_marker() -> None:

@@ -12,7 +12,9 @@ from http_proxy import Answer, Proxy, Seen
 from epochsink.elasticsearch import applied_epochs, preflight
 from epochsink.elasticsearch.bulk_request import Poster
 
-REFUSED = {"errors": True, "items": [{"index": {"status": 400, "error": {"type": "made_up", "reason": "no field"}}}]}
+CONFLICT = {"type": "version_conflict_engine_exception", "reason": "no"}
+PASSES = {"errors": True, "items": [{"index": {"status": 409, "error": CONFLICT}}]}
+GONE = "pipeline with id [needs-fields] does not exist"
 
 
 def said(status: int, body: Any) -> Answer:
@@ -53,12 +55,31 @@ def test_limits_that_cannot_be_asked_are_left_to_the_server(status: int) -> None
         preflight.refuse_too_large(client, 2**30)
 
 
-@pytest.mark.parametrize(("status", "refused"), [(200, 0), (403, 0), (404, 1)])
-def test_only_a_missing_pipeline_is_the_fault_of_the_index(status: int, refused: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "reason", "alone", "final", "refused"),
+    [
+        (200, "no field", False, False, 0),
+        (403, "no field", False, False, 0),
+        (404, "no field", False, False, 1),
+        (403, GONE, False, False, 1),
+        (200, "no field", True, False, 1),
+        (200, "no field", True, True, 0),
+    ],
+    ids=["exists", "may not be asked for", "missing", "missing and may not be asked for", "index refuses", "final"],
+)
+def test_only_a_missing_pipeline_and_what_the_index_alone_refuses_is_the_fault_of_the_index(
+    status: int, reason: str, refused: int, *, alone: bool, final: bool
+) -> None:
+    """``alone``: the index refuses the document also without the pipeline, which can be left out unless it is final."""
+    no = {"errors": True, "items": [{"index": {"status": 400, "error": {"type": "made_up", "reason": reason}}}]}
+
     def behave(seen: Seen) -> Answer:
         if "_settings" in seen.path:
-            return said(200, {"orders": {"settings": {"index.default_pipeline": "needs-fields"}}})
-        return said(status, {}) if "_ingest" in seen.path else said(200, REFUSED)
+            kind = "final" if final else "default"
+            return said(200, {"orders": {"settings": {f"index.{kind}_pipeline": "needs-fields"}}})
+        if "_ingest" in seen.path:
+            return said(status, {})
+        return said(200, no if alone or "pipeline=_none" not in seen.path else PASSES)
 
     with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
         assert len(preflight.refused_by_index(client, "orders", Poster(client, "orders", 1))) == refused

@@ -140,7 +140,8 @@ def _letters(place: Place, sinks: Mapping[str, Sink], sink: str | None) -> Itera
 
     Raises `ConfigurationError` if there is none.
     """
-    owner = Ledger(place.files, "").read().owner
+    history = Ledger(place.files, "").read()
+    owner = history.owner
     if owner is None:
         raise ConfigurationError(
             f"{place.location} has no ledger: no sink of epochsink has joined it", hint="give the query's checkpoint"
@@ -158,6 +159,7 @@ def _letters(place: Place, sinks: Mapping[str, Sink], sink: str | None) -> Itera
                 label = pipeline_name(place.location)
                 participant.open(Identity(place.query_id, name, owner.generation, owner.origins[name], label))
                 if sink in {None, name} and (letters := participant.letters(name)) is not None:
+                    letters.applied = history.applied.get(name)
                     found[name] = letters
         if not found:
             raise ConfigurationError(

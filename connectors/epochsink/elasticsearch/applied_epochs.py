@@ -222,6 +222,19 @@ LOOK_EVERY = 10.0
 writes could restore documents whose deletion the server has forgotten (``gc_deletes``)."""
 
 
+_BOOT_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def _clocks() -> tuple[float, ...]:
+    """Return the time in seconds by several clocks.
+
+    The monotonic clock stands still while a machine is suspended, the clock since the boot while a virtual machine is
+    paused, and the wall clock can be set back.
+    """
+    boot = () if _BOOT_CLOCK is None else (time.clock_gettime(_BOOT_CLOCK),)
+    return time.monotonic(), time.time(), *boot
+
+
 class Overtaken(Exception):
     """Another driver applied this epoch or a later one while this run applied it."""
 
@@ -233,16 +246,18 @@ class Lookout:
         self._client = client
         self._identity = identity
         self._epoch = epoch
-        self._looked_at = time.monotonic()
+        self._looked_at = _clocks()
 
     def now_and_then(self) -> None:
-        """Read the marker if the last read is more than `LOOK_EVERY` seconds ago. Raises `Overtaken`."""
-        if time.monotonic() - self._looked_at > LOOK_EVERY:
+        """Read the marker if the last read is more than `LOOK_EVERY` seconds ago by any clock. Raises `Overtaken`."""
+        if max(now - then for now, then in zip(_clocks(), self._looked_at, strict=True)) > LOOK_EVERY:
             self.now()
 
     def now(self) -> None:
         """Read the marker. Raises `Overtaken`."""
-        self._looked_at = time.monotonic()
+        begin = _clocks()
         kept = read(self._client, self._identity)
+        # Only now: a read that failed has seen nothing.
+        self._looked_at = begin
         if kept is not None and kept.epoch >= self._epoch.number:
             raise Overtaken

@@ -66,8 +66,6 @@ class Application:
         self._identity = identity
         self._epoch = epoch
         self._prepared = prepared
-        # The operations of an epoch with several indices name theirs.
-        self._index = prepared.index if prepared.indices is None else ""
         self._kept = kept
         self._found = found
         self._pace = pace
@@ -76,29 +74,14 @@ class Application:
         self._parts: OnExecutors | None = None
         self._lookout = lookout = Lookout(client, identity, epoch)
         self._created = Created(prepared.index) if isinstance(found, Stream) else None
-        self._poster = Poster(
-            client,
-            self._index,
-            config.timeout,
-            # No version refuses a late document of a data stream: look before each request.
-            lookout.now_and_then if self._created is None else lookout.now,
-            pipeline=prepared.pipeline,
-            pace=pace,
-            created=self._created,
-        )
+        # No version refuses a late document of a data stream: look before each request.
+        self._look = lookout.now_and_then if self._created is None else lookout.now
+        self._poster = self._poster_to(found)
         self.runs = 0
         self._searchable = False
         self._rejected: list[Refusal] = []
         self._set_aside = 0
         self._keyed = False
-        self._changed_elsewhere = ChangedElsewhere(
-            client,
-            self._poster,
-            self._index,
-            base=identity.origin["base"],
-            version=identity.origin["base"] + epoch.number,
-            stop_if_overtaken=self._lookout.now,
-        )
         self._dead_letters = (
             DeadLetters(
                 client,
@@ -126,7 +109,6 @@ class Application:
                 self._config,
                 self._identity,
                 self._epoch,
-                self._index,
                 rows,
                 by_task,
                 pipeline,
@@ -163,7 +145,7 @@ class Application:
         pipeline = self._prepared.pipeline
         for _ in range(_TURNS):
             before = self._found
-            self._poster.stored_in = before.stored_in(pipeline)
+            self._poster = self._poster_to(before)
             # Letters of an earlier run do not count: this one may store their documents.
             self._run = uuid.uuid4().hex
             self.runs += 1
@@ -180,6 +162,21 @@ class Application:
             f"{self._prepared.index!r} named a different index, had a different ingest pipeline, or rolled over, in "
             f"each of {_TURNS} runs of epoch {self._epoch.number}",
             hint="leave the alias and the index settings unchanged, and start the query again: it applies the epoch",
+        )
+
+    def _poster_to(
+        self, found: target_index.Target | target_index.Targets | Stream, *, refresh: bool = False
+    ) -> Poster:
+        return Poster(
+            self._client,
+            found.posted_to,
+            self._config.timeout,
+            self._look,
+            refresh=refresh,
+            pipeline=self._prepared.pipeline,
+            stored_in=found.stored_in(self._prepared.pipeline),
+            pace=self._pace,
+            created=self._created,
         )
 
     def _at(self, index: target_index.Target | target_index.Targets | Stream) -> applied_epochs.Marker | None:
@@ -228,7 +225,7 @@ class Application:
             return False
         survives = self._survivors(rows)
         try:
-            posted = self._parts.post(survives, self._poster.stored_in)
+            posted = self._parts.post(survives, self._found.posted_to, self._poster.stored_in)
         except NotCarriedOut as failure:
             self._go_on_alone(failure)
             return False
@@ -255,17 +252,7 @@ class Application:
 
     def _apply_searchable(self, request: Request) -> None:
         """Apply an epoch with one request that also refreshes the index, which takes a third less time."""
-        poster = Poster(
-            self._client,
-            self._index,
-            self._config.timeout,
-            self._lookout.now_and_then,
-            refresh=True,
-            pipeline=self._prepared.pipeline,
-            stored_in=self._poster.stored_in,
-            pace=self._pace,
-        )
-        refused = poster.post(request)
+        refused = self._poster_to(self._found, refresh=True).post(request)
         # Documents changed elsewhere are overwritten by other requests, which do not refresh.
         self._searchable = not refused
         self._answered(refused)
@@ -330,7 +317,16 @@ class Application:
         others = [refusal for refusal in refusals if not refusal.conflict]
         # In a data stream, the _id names the attempt: a document that exists is the one to write.
         if self._created is None and (conflicts := [refusal for refusal in refusals if refusal.conflict]):
-            others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
+            base = self._identity.origin["base"]
+            changed_elsewhere = ChangedElsewhere(
+                self._client,
+                self._poster,
+                self._found.posted_to,
+                base=base,
+                version=base + self._epoch.number,
+                stop_if_overtaken=self._lookout.now,
+            )
+            others += changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
         if others and self._dead_letters is not None:
             self._refuse_unfit_index(others)
             self._dead_letters.keep(others, self._run)
@@ -347,7 +343,7 @@ class Application:
 
     def _refuse_unfit_index(self, refusals: Sequence[Refusal]) -> None:
         """Stop if an index itself is at fault, for example lacks a pipeline: it would refuse every document."""
-        for index in {refusal.place.get("_index", self._index) for refusal in refusals}:
+        for index in {refusal.place.get("_index", self._found.posted_to) for refusal in refusals}:
             if self._prepared.indices is not None and index not in self._prepared.indices:
                 continue  # the name itself is at fault
             pipeline, routed = self._prepared.pipeline, self._config.routing is not None

@@ -71,16 +71,16 @@ class _TooManyRefused(Exception):
 class PartJob:
     """What an executor needs to apply parts of an epoch; pickled.
 
-    ``indices`` as in `Operations`, ``pipeline`` and ``stored_in`` as in `Poster`.
+    ``indices`` as in `Operations`, ``index``, ``pipeline`` and ``stored_in`` as in `Poster`.
     """
 
     config: ElasticsearchConfig
     identity: Identity
     epoch: Epoch
-    index: str
     rows: Rows
     by_task: bool = False
     pipeline: str | None = None
+    index: str = ""
     stored_in: str | None = None
     indices: tuple[str, ...] = ()
 
@@ -180,8 +180,8 @@ class OnExecutors:
         self._ends = list(accumulate(each.rows for each in looked))
         return self._ends[-1]
 
-    def post(self, survives: npt.NDArray[np.bool_] | None, stored_in: str | None) -> list[Posted]:
-        """Apply all verified parts; return the result of each. ``stored_in`` as in `Poster`.
+    def post(self, survives: npt.NDArray[np.bool_] | None, index: str, stored_in: str | None) -> list[Posted]:
+        """Apply all verified parts; return the result of each. ``index`` and ``stored_in`` as in `Poster`.
 
         Raises `Overtaken`, `GaveUp`, `UnfitIndex`, and what `Rows.read` raises.
         """
@@ -190,7 +190,7 @@ class OnExecutors:
             flags = self.flags(number, survives)
             packed = None if flags is None else np.packbits(flags).tobytes()
             parts.append(Part(number, task, packed, self._ends[number] - ([0, *self._ends])[number]))
-        return self._map(replace(self._job, stored_in=stored_in).post, parts)
+        return self._map(replace(self._job, index=index, stored_in=stored_in).post, parts)
 
     def flags(self, partition: int, survives: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
         """Return which rows of a part to send, from the flags of the whole epoch."""

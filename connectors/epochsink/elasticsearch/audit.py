@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from elasticsearch import helpers
 
 from epochsink.elasticsearch.committable import PreparedEpoch
-from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.connection import refresh_all
 from epochsink.identity import identity_key
+from epochsink.sink import Compared, Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import elasticsearch
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Comparison, Identity, Receipt
+    from epochsink.sink import Identity, Receipt
 
 _PAGE: Final = 10_000
 _DELETED: Final = "another program has deleted some, or the life cycle of a data stream has"
@@ -57,7 +58,7 @@ def _count(
 ) -> Mapping[int, int]:
     """Return how many documents each epoch has left. Reads the id and the version of every document."""
     for index in indices:
-        refresh(client, index)
+        refresh_all(client, index)
     # neither _id nor _version can be searched for by range or prefix
     hits = helpers.scan(
         client, index=",".join(indices), query={"_source": False, "version": True}, size=_PAGE, preserve_order=False
@@ -78,13 +79,21 @@ def _compared(
         return receipt.not_compared("the ledger keeps the indices of the newest epochs only")
     expected = receipt.rows - (receipt.set_aside or 0)
     if not config.key:
-        return receipt.counted(found, expected, _DELETED)
+        return _counted(receipt, found, expected, _DELETED)
     if not is_newest:
         return receipt.not_compared("later epochs may have replaced its documents")
     if prepared is None or prepared.by_task or receipt.deleted:
         most = expected - receipt.deleted
         why = "rows of it delete keys, or replace each other in a number that is not recorded"
         if found > most and not receipt.deleted:
-            return receipt.counted(found, most, _CHANGED)
+            return _counted(receipt, found, most, _CHANGED)
         return receipt.not_compared(f"{found} document(s) of it are there, of at most {expected}: {why}")
-    return receipt.counted(found, expected - prepared.replaced, _CHANGED)
+    return _counted(receipt, found, expected - prepared.replaced, _CHANGED)
+
+
+def _counted(receipt: Receipt, found: int, expected: int, doubt: str) -> Comparison:
+    # A retry writes a dead letter with the id and the version of its epoch.
+    if 0 < found - expected <= (receipt.set_aside or 0):
+        again = f"{found - expected} dead letter(s) were written again"
+        return Comparison(receipt.epoch, Compared.AGREES, receipt.rows, found, again)
+    return receipt.counted(found, expected, doubt)

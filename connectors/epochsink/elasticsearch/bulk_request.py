@@ -77,7 +77,7 @@ class Poster:
         self._timeout = timeout
         self._before_sending = before_sending
         self._refresh = refresh
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._stop = threading.Event()
         # The status of each operation costs a tenth of the server's throughput, so it is requested after failures only.
         self._detailed = False
@@ -161,7 +161,7 @@ class Poster:
                 operations=[request.body],  # type: ignore[list-item]
                 filter_path=self._wanted if detailed else "errors",
                 refresh=self._refresh or None,
-                pipeline=self._pipeline,
+                pipeline=self.pipeline,
             ).body
             if self.stored_in is not None:
                 pipelines.refuse_moved(request, answer["items"], self.stored_in)

@@ -27,6 +27,21 @@ _DELETED_STEP: Final = 16
 """Factor by which the next round raises the version, because the server does not tell that of a deleted document."""
 
 
+def stored_versions(client: elasticsearch.Elasticsearch, index: str, conflicts: Sequence[Refusal]) -> dict[str, int]:
+    """Return the versions of stored documents by their ``_id``; ``index`` as in `Poster`. Raises `NotServed`."""
+    if not conflicts:
+        return {}
+    named: dict[str, Any] = {"ids": [each.id for each in conflicts]}
+    if any(each.place for each in conflicts):
+        named = {"docs": [{"_id": each.id, **each.place} for each in conflicts]}
+    found = client.mget(index=index or None, source=False, **named)["docs"]
+    if failed := [each["error"] for each in found if "error" in each]:
+        # The document is not absent: its shard is not available.
+        shown = f"index {index!r}" if index else "an index of index_by="
+        raise NotServed(f"{shown}: {len(failed)} document(s) could not be read: {failed[0]['reason']}")
+    return {each["_id"]: each["_version"] for each in found if each.get("found")}
+
+
 class ChangedElsewhere:
     """Writes the refused rows of one epoch.
 
@@ -76,16 +91,7 @@ class ChangedElsewhere:
         raise self._written_by_others([each.id for each in conflicts], self._stored(conflicts))
 
     def _stored(self, conflicts: Sequence[Refusal]) -> dict[str, int]:
-        if not conflicts:
-            return {}
-        named: dict[str, Any] = {"ids": [each.id for each in conflicts]}
-        if any(each.place for each in conflicts):
-            named = {"docs": [{"_id": each.id, **each.place} for each in conflicts]}
-        found = self._client.mget(index=self._index or None, source=False, **named)["docs"]
-        if failed := [each["error"] for each in found if "error" in each]:
-            # The document is not absent: its shard is not available.
-            raise NotServed(f"{self._poster.shown}: {len(failed)} document(s) could not be read: {failed[0]['reason']}")
-        return {each["_id"]: each["_version"] for each in found if each.get("found")}
+        return stored_versions(self._client, self._index, conflicts)
 
     def _refuse_other_sinks(self, conflicts: Sequence[Refusal], stored: dict[str, int]) -> None:
         end = self._base + applied_epochs.EPOCHS

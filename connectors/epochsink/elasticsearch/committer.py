@@ -21,7 +21,7 @@ from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.examine import examine
 from epochsink.elasticsearch.letters import ElasticsearchLetters
 from epochsink.elasticsearch.pace import Pace
-from epochsink.elasticsearch.repair import refuse_several_indices
+from epochsink.elasticsearch.repair import refuse_several_indices, warning_of_letters
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document, identity_key
@@ -73,6 +73,7 @@ class ElasticsearchCommitter(Participant):
         # One for all epochs: an overload may last longer than an epoch of a few requests.
         self._pace = Pace(self._config.bulk_bytes, self._config.threads)
         self._schema: pa.Schema | None = None
+        self.repair_warning += warning_of_letters(self._config)
 
     @property
     def _client(self) -> elasticsearch.Elasticsearch:
@@ -254,13 +255,13 @@ class ElasticsearchCommitter(Participant):
             self._require_configured(trusted)
             self._forget_other_runs(kept, epoch)
             return verdict
-        # The target may have been restored to an older state since the vote.
-        if after is not None:
-            self._verify(kept, after, None)
+        # The target may have been restored to an older state since the vote; or the marker may be new: a driver on
+        # another copy of the checkpoint has applied an epoch since the comparison before the commit.
+        self._verify(kept, after, None)
         with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
             # Both must happen before the first document, in any order.
             looking = beside.submit(target_index.require_recorded, self._client, self._config, trusted, prepared)
-            self._claim_for(epoch, max(kept.epoch if kept else -1, after.epoch if after else -1))
+            self._claim_for(epoch, after.epoch if after else -1)
             found = looking.result()
         first, self._voted = self._voted == epoch.attempt, None
         application = Application(

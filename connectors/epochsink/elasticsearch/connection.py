@@ -61,6 +61,14 @@ def ensure_index(
         ensure_index(client, index, mappings=mappings, settings={})
 
 
+def refresh_all(client: elasticsearch.Elasticsearch, index: str) -> None:
+    """Make all documents of an index or alias searchable, however many primary shards it has. Raises as `refresh`."""
+    name = "index.number_of_shards"
+    found = client.indices.get_settings(index=index, name=name, flat_settings=True, ignore_unavailable=True).body
+    # A server may not report the number.
+    refresh(client, index, max(1, sum(int(each["settings"].get(name, 1)) for each in found.values())))
+
+
 def refresh(client: elasticsearch.Elasticsearch, index: str, primaries: int = 1) -> None:
     """Make all documents of an index with ``primaries`` primary shards searchable.
 

@@ -77,6 +77,11 @@ class Stream(SeveralIndices):
         return list(self.backing)[-1]
 
     @property
+    def posted_to(self) -> str:
+        """The stream: the server takes no appends to a backing index."""
+        return self.index
+
+    @property
     def settings(self) -> Mapping[str, str]:
         """The settings of `written`."""
         return self.backing[self.written]
@@ -173,8 +178,11 @@ class Created:
 
         Raises `UnfitIndex` if they were dropped, or are stored in the failure store or under another ``_id``.
         """
-        for position, item in enumerate(items):
-            answer = item["create"]
+        answers = [item["create"] for item in items]
+        if _all_created(request, answers):
+            self._reached |= {str(answer.get("_index")) for answer in answers}
+            return
+        for position, answer in enumerate(answers):
             exists = answer["status"] == CONFLICT
             if "error" in answer and not exists:
                 continue
@@ -204,6 +212,14 @@ class Created:
             "correct the pipeline or remove it, delete what it has written elsewhere or under another _id, and start "
             "the query (or the retry of dead letters) again: it writes the documents that are missing",
         )
+
+
+def _all_created(request: Request, answers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether each document is stored as it was sent, as usual: lists are compared faster than documents."""
+    kinds = {(answer.get("result"), answer.get("failure_store") == "used") for answer in answers}
+    sent = request.own_fields()
+    wanted = None if sent is None else [fields["_id"] for fields in sent]
+    return kinds == {("created", False)} and [answer.get("_id") for answer in answers] == wanted
 
 
 class Copies:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from epochsink.elasticsearch import applied_epochs
 from epochsink.elasticsearch.bulk_body import action_heads, render
 from epochsink.elasticsearch.bulk_request import Poster
-from epochsink.elasticsearch.connection import ensure_index, refresh
+from epochsink.elasticsearch.connection import ensure_index, refresh_all
 from epochsink.elasticsearch.errors import Meaning, Refusal, UnfitIndex, meaning
 from epochsink.errors import RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
@@ -55,29 +56,42 @@ def forget_other_runs(
 ) -> None:
     """Delete the letters of all runs of an epoch except ``run``, which its marker names.
 
-    Raises `GaveUp`, and `UnfitIndex` if letters are still there after the server has accepted their deletion.
+    Raises `GaveUp`, and `UnfitIndex` if letters are still there after the server has accepted their deletion, or if it
+    refuses that because another program has changed them.
 
     Call this after reading the marker: otherwise a driver that was paused could delete its successor's letters.
     """
     mine = [{"term": {"key": identity_key(identity)}}, {"term": {"epoch": epoch.number}}]
-    query = {"bool": {"filter": mine, "must_not": {"term": {"run": run}}}}
     gone: set[tuple[str, str]] = set()
+    refused: list[str] = []
+    hint = f"delete the letters of this epoch whose run is not {run!r}; then start the query again"
     while True:
-        refresh(client, index)
-        found = client.search(index=index, query=query, size=_PAGE, source=False)["hits"]["hits"]
+        refresh_all(client, index)
+        query = {"bool": {"filter": mine, "must_not": [{"term": {"run": run}}, {"ids": {"values": refused}}]}}
+        # Else letters in a shard that is not available would look as if they were not there.
+        answer = client.search(index=index, query=query, size=_PAGE, source=False, allow_partial_search_results=False)
+        found = answer["hits"]["hits"]
         if not found:
-            return
+            break
         letters = {(hit["_index"], hit["_id"]) for hit in found}
         if again := letters & gone:
             raise UnfitIndex(
                 f"dead letters of an interrupted run of epoch {epoch.number} are still in {index!r} after the server "
                 f"has accepted to delete them, for example {min(again)[1]!r}",
-                "check the answers of a proxy in front of the server; or delete the letters of this epoch whose run is "
-                f"not {run!r}; then start the query again",
+                f"check the answers of a proxy in front of the server; or {hint}",
             )
         gone |= letters
-        if delete(client, found, identity, epoch.number, timeout):
-            return  # another driver deletes them
+        if stay := delete(client, found, identity, epoch.number, timeout):
+            kept = applied_epochs.read(client, identity)
+            if kept is None or (kept.epoch, kept.run) != (epoch.number, run):
+                return  # another driver deletes them
+            refused += [each.id for each in stay]
+    if refused:
+        raise UnfitIndex(
+            f"{len(refused)} dead letter(s) of an interrupted run of epoch {epoch.number} are still in {index!r}: "
+            f"another program has changed them, for example {refused[0]!r}",
+            hint,
+        )
 
 
 def delete(

@@ -53,7 +53,12 @@ STATUSES: Final = {
 }
 """Meanings of HTTP statuses. Others are passing from 500 on, and refused below."""
 
-TYPES: Final = {"index_closed_exception": Meaning.REFUSED}
+TYPES: Final = {
+    "index_closed_exception": Meaning.REFUSED,
+    # Status 500: the processors "fail" and "dissect" of an ingest pipeline refuse this document, now and later.
+    "fail_processor_exception": Meaning.DOCUMENT,
+    "find_match": Meaning.DOCUMENT,
+}
 """Meanings of the server's error types whose status alone would be misleading."""
 
 HINTS: Final = {
@@ -71,7 +76,7 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One operation that the server permanently refuses: 409 for a newer version, 400 or 413 for the document.
+    """One operation that the server permanently refuses: 409 for a newer version, another status for the document.
 
     ``place`` has the operation's ``_index`` and ``routing``, if it has them. ``position`` is that of a row in its epoch
     if it has no valid id; ``id`` is "" then.

@@ -2,8 +2,9 @@
 
 A retry writes a document as its epoch would have: with the same ``_id`` and the same version. Then it deletes the
 letter. Killed in between, or done twice at once, it stores the same document again; a document that a later epoch has
-written has a higher version and stays. In a data stream, which has no versions, a retry first looks for the documents
-that are there, in every backing index.
+written has a higher version and stays. So does one that another program has changed, which raises its version. If the
+version is above those of all epochs, the letter stays, too: its row may be the newer one. In a data stream, which has
+no versions, a retry first looks for the documents that are there, in every backing index.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, bulk_body, target_index
 from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.changed_elsewhere import stored_versions
 from epochsink.elasticsearch.config import MARKERS, is_index_name
-from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.connection import refresh_all
 from epochsink.elasticsearch.data_stream import Copies, Created, Stream
 from epochsink.elasticsearch.dead_letter import Hit, delete
-from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, explained, is_passing
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, UnfitIndex, explained, is_passing
 from epochsink.elasticsearch.unfit import INVALID_MAP
 from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
@@ -32,20 +34,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import elasticsearch
+    from elastic_transport import ObjectApiResponse
     from tenacity import Retrying
 
     from epochsink.elasticsearch.applied_epochs import Marker
     from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.sink import Chosen, Identity
 
-    Write = Callable[[Sequence[Refusal], int], list[Refusal]]
-    """Writes documents of an epoch, and returns those that are refused."""
+    Write = Callable[[Sequence[Refusal], int], tuple[list[Refusal], Collection[str]]]
+    """Writes documents of an epoch. Returns those that are refused, and the ids of those that are superseded."""
 
 _PAGE: Final = 500
 _WINDOW: Final = 10_000
 """The most hits that one search may return."""
 _ALIVE: Final = "5m"
 _TURNS: Final = 3
+_CHANGED: Final = (
+    "the version of the stored document is above those of all applied epochs: another program has changed or deleted "
+    "it, or an epoch is being applied; compare both, write the row by hand if it is the newer one, and drop the letter"
+)
 
 
 class ElasticsearchLetters(Letters):
@@ -66,7 +73,7 @@ class ElasticsearchLetters(Letters):
             self._refresh()
             query = self._query(chosen, [*_applied(kept), *_pending(kept)])
             newest = [{"epoch": "desc"}, {"rejected_at": "desc"}]
-            found = self._client.search(index=self._index, query=query, size=min(limit, _WINDOW), sort=newest)
+            found = self._search(index=self._index, query=query, size=min(limit, _WINDOW), sort=newest)
         letters: dict[str, Letter] = {}
         for hit in found["hits"]["hits"]:
             # each run at a pending epoch has written letters, whose ids end in the run
@@ -79,13 +86,18 @@ class ElasticsearchLetters(Letters):
         with self._explained("counting"):
             self._refresh()
             kept = applied_epochs.read(self._client, self._identity)
-            return int(self._client.count(index=self._index, query=self._query(chosen, _applied(kept)))["count"])
+            query = self._query(chosen, _applied(kept))
+            found = self._search(index=self._index, query=query, size=0, track_total_hits=True)
+            return int(found["hits"]["total"]["value"])
 
     def caution(self) -> str:
         """Say which stored documents a retry replaces."""
         if not self._config.key:
             return ""
-        said = "a document stays if a later epoch has written its key, or another program has changed it since"
+        said = (
+            "a document stays if a later epoch has written its key, or another program has changed it since; its "
+            "letter is deleted, unless the version of the document shows that no epoch can have written it"
+        )
         if self._config.delete_when:
             # the server keeps the versions of deleted documents in memory
             said += (
@@ -99,8 +111,7 @@ class ElasticsearchLetters(Letters):
         dropped = 0
         with self._explained("deleting"):
             for epoch, hits in self._applied(chosen, applied_epochs.read(self._client, self._identity)):
-                self._delete(epoch, hits)
-                dropped += len(hits)
+                dropped += len(hits) - len(self._delete(epoch, hits))
         return dropped
 
     def retry(self, chosen: Chosen) -> Retried:
@@ -114,21 +125,26 @@ class ElasticsearchLetters(Letters):
             for epoch, hits in self._applied(chosen, kept):
                 done += self._retry(write, epoch, hits)
             if self._config.refresh and self._config.index and done.written:
-                refresh(self._client, self._config.index)
+                refresh_all(self._client, self._config.index)
         return done
 
     def _writer(self, kept: Marker) -> Write:
-        """Return what writes documents to the index, which must be the one that the marker names. Raises `WentBack`."""
+        """Return what writes documents to the index, which must be the one that the marker names, or accepted.
+
+        Raises `WentBack`.
+        """
         config, found = self._config, self._found(kept)
         if isinstance(found, Stream):
-            return lambda operations, _: self._append(kept, operations)  # it has no versions
+            return lambda operations, _: (self._append(kept, operations), ())  # it has no versions
         # Even if ``found`` has no pipeline: it may get one during the retry, and letters may be for other indices than
         # those of the newest epoch.
-        poster = Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, stored_in=found.index)
+        poster = Poster(self._client, found.posted_to, config.timeout, pipeline=config.pipeline, stored_in=found.index)
 
-        def write(operations: Sequence[Refusal], epoch: int) -> list[Refusal]:
+        def write(operations: Sequence[Refusal], epoch: int) -> tuple[list[Refusal], Collection[str]]:
             version = self._identity.origin["base"] + epoch
-            return poster.post(bulk_body.newer([(each, version) for each in operations], version_type="external_gte"))
+            request = bulk_body.newer([(each, version) for each in operations], version_type="external_gte")
+            refused = poster.post(request)
+            return refused, self._superseded([each for each in refused if each.conflict], found.posted_to)
 
         return write
 
@@ -158,40 +174,62 @@ class ElasticsearchLetters(Letters):
         return found
 
     def _found(self, kept: Marker) -> target_index.Target | target_index.Targets | Stream:
-        """Return what the marker names; of a data stream all backing indices: a retry may have appended to any."""
+        """Return what the marker names; of a data stream all backing indices: a retry may have appended to any.
+
+        If an operator has accepted another index since, return that one.
+        """
+        trusted = applied_epochs.trusted(kept, self.applied)
         if self._config.index:
-            return self._patiently(target_index.require_same, self._client, self._config, kept)
-        return self._patiently(target_index.require_each, self._client, self._config, kept, kept.indices)
+            return self._patiently(target_index.require_same, self._client, self._config, trusted)
+        names: Iterable[str] = () if trusted is None else trusted.indices
+        return self._patiently(target_index.require_each, self._client, self._config, trusted, names)
 
     def _retry(self, write: Write, epoch: int, hits: Sequence[Hit]) -> Retried:
         reasons: dict[str, str] = {}
         operations: dict[tuple[str, str], tuple[str, Refusal]] = {}
-        existing: Collection[str] = (
-            () if self._config.index else self._existing({hit["_source"]["index"] for hit in hits})
-        )
+        existing = {} if self._config.index else self._existing({hit["_source"]["index"] for hit in hits})
         for hit in hits:
             refusal, wrong = self._operation(hit["_source"], existing)
             if wrong:
                 reasons[hit["_id"]] = wrong
             else:
                 operations[refusal.id, refusal.place.get("_index", "")] = hit["_id"], refusal
-        superseded = 0
+        superseded: set[str] = set()
         if operations:
-            for refused in write([refusal for _, refusal in operations.values()], epoch):
+            refusals, newer = write([refusal for _, refusal in operations.values()], epoch)
+            for refused in refusals:
                 name, _ = operations[refused.id, refused.place.get("_index", "")]
-                if refused.conflict:
-                    superseded += 1
+                if refused.id in newer:
+                    superseded.add(name)
                 else:
-                    reasons[name] = refused.reason
+                    reasons[name] = _CHANGED if refused.conflict else refused.reason
         reach("elasticsearch.letters.written")
-        gone = [hit for hit in hits if hit["_id"] not in reasons]
-        self._delete(epoch, gone)
-        return Retried(len(gone) - superseded, superseded, len(reasons), next(iter(reasons.values()), ""))
+        for stays in self._delete(epoch, [hit for hit in hits if hit["_id"] not in reasons]):
+            reasons[stays.id] = f"its row is written, but the letter cannot be deleted: {stays.reason}"
+        superseded -= reasons.keys()
+        written = len(hits) - len(reasons) - len(superseded)
+        return Retried(written, len(superseded), len(reasons), next(iter(reasons.values()), ""))
 
-    def _operation(self, letter: Mapping[str, Any], existing: Collection[str]) -> tuple[Refusal, str]:
+    def _superseded(self, conflicts: Sequence[Refusal], index: str) -> Collection[str]:
+        """Return the ids whose documents a later epoch may have written or deleted.
+
+        Each change by another program raises a version by one. Up to the version of the newest epoch, a document that
+        such a program has changed looks like one that an epoch has written.
+        """
+        if not conflicts or not self._config.key:
+            # Without a key only its own epoch writes a document: it is there, and was changed afterwards.
+            return {each.id for each in conflicts}
+        stored = self._patiently(stored_versions, self._client, index, conflicts)
+        # After reading the versions: otherwise an epoch of the running query would look like another program.
+        kept = self._patiently(applied_epochs.read, self._client, self._identity)
+        newest = self._identity.origin["base"] + (-1 if kept is None else kept.epoch)
+        deletes = self._config.delete_when is not None
+        return {each.id for each in conflicts if (stored[each.id] <= newest if each.id in stored else deletes)}
+
+    def _operation(self, letter: Mapping[str, Any], existing: Mapping[str, str]) -> tuple[Refusal, str]:
         """Return the operation that was refused, and why it cannot be sent again, if so.
 
-        ``existing`` are the existing indices that letters name.
+        ``existing`` is what `_existing` returns.
         """
         place = {name: letter[name] for name in ("routing",) if letter.get(name)}
         if not self._config.index:
@@ -204,19 +242,32 @@ class ElasticsearchLetters(Letters):
                 refusal,
                 f"it was for the index {letter['index']!r}, and the sink writes to {self._config.index!r} now",
             )
-        if not self._config.index and letter["index"] not in existing:
-            # otherwise the server would create it, without the mapping of the sink
-            return refusal, f"there is no index {letter['index']!r} for documents"
+        if not self._config.index:
+            # without this, the server would create it, without the mapping of the sink
+            return refusal, existing.get(letter["index"], f"there is no index {letter['index']!r} for documents")
         return refusal, ""
 
-    def _existing(self, names: Iterable[str]) -> Collection[str]:
-        """Return the existing indices for documents. Raises `UnfitIndex` if one does not keep them as promised."""
-        fit = [name for name in names if is_index_name(name) and name not in (self._index, MARKERS)]
-        found = target_index.find_each(self._client, self._config, fit)
-        # `_found` has checked the indices of the newest epoch only.
-        for unfit in (unfit for each in found.values() for unfit in target_index.unfit_settings(each, self._config)):
-            raise unfit
-        return found.keys()
+    def _existing(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the existing indices for documents, and why letters for one of them cannot be written, "" if they can.
+
+        Raises `UnfitIndex` if an index does not keep documents as promised.
+        """
+        found: dict[str, str] = {}
+        for name in names:
+            if not is_index_name(name) or name in (self._index, MARKERS):
+                continue
+            try:
+                each = target_index.find_each(self._client, self._config, [name]).get(name)
+            except UnfitIndex as error:
+                # an alias by now
+                found[name] = error.message
+                continue
+            if each is not None:
+                # `_found` has checked the indices of the newest epoch only.
+                for unfit in target_index.unfit_settings(each, self._config):
+                    raise unfit
+                found[name] = ""
+        return found
 
     def _applied(self, chosen: Chosen, kept: Marker | None) -> Iterator[tuple[int, list[Hit]]]:
         """Yield all chosen letters of applied epochs, by epoch, in parts."""
@@ -225,7 +276,7 @@ class ElasticsearchLetters(Letters):
         try:
             after = None
             while True:
-                found = self._client.search(
+                found = self._search(
                     query=self._query(chosen, _applied(kept)),
                     size=_PAGE,
                     pit={"id": opened, "keep_alive": _ALIVE},
@@ -253,11 +304,16 @@ class ElasticsearchLetters(Letters):
             conditions.append({"term": {"epoch": chosen.epoch}})
         return {"bool": {"filter": conditions, "should": list(states), "minimum_should_match": 1}}
 
-    def _delete(self, epoch: int, hits: Sequence[Hit]) -> None:
-        delete(self._client, hits, self._identity, epoch, self._config.timeout)
+    def _delete(self, epoch: int, hits: Sequence[Hit]) -> list[Refusal]:
+        """Delete letters of an epoch; return those that stay, because another program has changed them."""
+        return delete(self._client, hits, self._identity, epoch, self._config.timeout)
+
+    def _search(self, **wanted: Any) -> ObjectApiResponse[Any]:
+        # Without this, letters in a shard that is not available would look as if they were not there.
+        return self._client.search(**wanted, allow_partial_search_results=False)
 
     def _refresh(self) -> None:
-        refresh(self._client, self._index)
+        refresh_all(self._client, self._index)
 
     @property
     def _patiently(self) -> Retrying:

@@ -8,6 +8,7 @@ definition; the effects of scripts and conditions appear only in the answer to e
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch.errors import CONFLICT, FORBIDDEN, NOT_FOUND, UnfitIndex
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.bulk_body import Request
 
 SETTINGS: Final = ("index.default_pipeline", "index.final_pipeline")
-_NONE: Final = "_none"
+NONE: Final = "_none"
+"""The name that stands for no pipeline."""
+_MISSING: Final = re.compile(r"pipeline with id \[.*\] does not exist")
 _MOVING: Final = frozenset({"date_index_name", "drop", "reroute"})
 """Processors that drop documents or send them elsewhere."""
 _PLACE: Final = frozenset({"_id", "_index", "_routing", "_version", "_version_type"})
@@ -30,8 +33,18 @@ _PLACE: Final = frozenset({"_id", "_index", "_routing", "_version", "_version_ty
 
 def named(settings: Mapping[str, str], given: str | None = None) -> list[str]:
     """Return the pipelines of documents: those in the index's settings, and ``given`` instead of the default one."""
-    default, final = (settings.get(name, _NONE) for name in SETTINGS)
-    return [name for name in (given or default, final) if name != _NONE]
+    default, final = (settings.get(name, NONE) for name in SETTINGS)
+    return [name for name in (given or default, final) if name != NONE]
+
+
+def has_final(settings: Mapping[str, str]) -> bool:
+    """Return whether the index has a pipeline that no request can leave out."""
+    return settings.get(SETTINGS[1], NONE) != NONE
+
+
+def is_missing(reason: str) -> bool:
+    """Return whether a refusal gives as its reason that a pipeline does not exist: no error type says that."""
+    return _MISSING.search(reason) is not None
 
 
 def missing(client: elasticsearch.Elasticsearch, names: Sequence[str]) -> list[str]:
@@ -102,6 +115,8 @@ def refuse_moved(request: Request, items: Sequence[Mapping[str, Any]], index: st
 
     ``index`` is that of operations that name none.
     """
+    if _all_stored(request, items, index):
+        return
     moved = []
     for position, item in enumerate(items):
         ((action, answer),) = item.items()
@@ -128,3 +143,17 @@ def _is_moved(answer: Mapping[str, Any], index: str, document_id: str, version: 
         return answer["status"] == CONFLICT and (answer.get("_index"), answer.get("_id")) != (index, document_id)
     stored = answer.get("_index"), answer.get("_id"), answer.get("_version")
     return answer.get("result") == "noop" or stored != (index, document_id, version)
+
+
+def _all_stored(request: Request, items: Sequence[Mapping[str, Any]], index: str) -> bool:
+    """Return whether each document is where it was sent, as usual. Lists are compared much faster than documents."""
+    if (sent := request.own_fields()) is None:
+        return False
+    (first,) = json.loads(request.operation(0).partition(b"\n")[0]).values()
+    answers = [answer for item in items for answer in item.values()]
+    return (
+        [fields["_id"] for fields in sent] == [answer.get("_id") for answer in answers]
+        and {answer.get("_version") for answer in answers} == {first["version"]}
+        and [fields.get("_index", index) for fields in sent] == [answer.get("_index") for answer in answers]
+        and "noop" not in {answer.get("result") for answer in answers}
+    )

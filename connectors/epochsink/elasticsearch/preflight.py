@@ -248,17 +248,27 @@ def refused_by_index(
 ) -> list[Refusal]:
     """Return the reasons why the index would refuse even an empty document. Raises as `Poster.post` does.
 
-    ``pipeline`` is that of ``poster``; ``routed`` whether documents have a routing, which an index may require.
-    A pipeline may fail because an empty document lacks fields. That does not count; a missing pipeline does.
+    ``poster`` is for this alone, ``pipeline`` is its pipeline; ``routed`` is whether documents have a routing, which an
+    index may require. A pipeline may fail because an empty document lacks fields. That does not count; a missing
+    pipeline does, and what the index refuses if the document passes no pipeline.
     """
     end = '"routing":"epochsink","_id":"epochsink-check"}' if routed else '"_id":"epochsink-check"}'
     empty = bulk_body.render(pa.array([end]), pa.array(["{}"]), _HEADS)
-    # Each document of a data stream needs a timestamp: the index has read the document, and takes others.
-    refused = [each for each in refused_by_server(poster, empty) if f"[{TIMESTAMP}]" not in each.reason]
-    named = _pipelines(client, index, pipeline) if refused else []
-    return refused if pipelines.missing(client, named) or not named else []
 
+    def refusals() -> list[Refusal]:
+        # Each document of a data stream needs a timestamp: the index has read the document, and takes others.
+        return [each for each in refused_by_server(poster, empty) if f"[{TIMESTAMP}]" not in each.reason]
 
-def _pipelines(client: elasticsearch.Elasticsearch, index: str, pipeline: str | None) -> list[str]:
+    if not (refused := refusals()):
+        return []
     described = client.indices.get_settings(index=index, flat_settings=True).body.values()
-    return [name for each in described for name in pipelines.named(each["settings"], pipeline)]
+    settings = [each["settings"] for each in described]
+    named = [name for each in settings for name in pipelines.named(each, pipeline)]
+    # The reason first: a user without the privilege read_pipeline cannot ask whether a pipeline exists.
+    if not named or any(pipelines.is_missing(each.reason) for each in refused) or pipelines.missing(client, named):
+        return refused
+    # No request can leave a final pipeline out.
+    if any(pipelines.has_final(each) for each in settings):
+        return []
+    poster.pipeline = pipelines.NONE
+    return refusals()

@@ -1,4 +1,4 @@
-"""Refuse to apply epochs again where a marker does not tell what the target lacks."""
+"""Warn of what a repair cannot bring back, and refuse targets whose marker does not tell what they lack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from epochsink.elasticsearch.committable import PreparedEpoch
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.sink import LastDone
+
+
+def warning_of_letters(config: ElasticsearchConfig) -> str:
+    """Return what to add to the warning of a repair if the sink has dead letters, else ""."""
+    if config.dead_letter_index is None:
+        return ""
+    return (
+        f"; the index of dead letters {config.dead_letter_index!r} must come from the same snapshot: letters that were "
+        "written again since then are missing in the restored index, and no longer in the newer index of letters"
+    )
 
 
 def refuse_several_indices(done: LastDone) -> None:

@@ -46,6 +46,11 @@ class Target:
         return self.index
 
     @property
+    def posted_to(self) -> str:
+        """The index that requests name: not an alias, which may be moved to another index between two of them."""
+        return self.index
+
+    @property
     def history(self) -> str:
         """The uuid of the documents' history, or "" if the index was never restored."""
         return self.settings.get("index.history.uuid", "")
@@ -63,7 +68,7 @@ class Target:
     def refresh(self, client: elasticsearch.Elasticsearch) -> None:
         """Make all documents searchable. Raises `NotServed`."""
         # A server may not report the number of primary shards.
-        refresh(client, self.name, int(self.settings.get("index.number_of_shards", 1)))
+        refresh(client, self.index, int(self.settings.get("index.number_of_shards", 1)))
 
     def stored_in(self, pipeline: str | None) -> str | None:
         """Return the index if documents pass a pipeline, which could send them elsewhere (see `Poster`), else None."""
@@ -84,6 +89,11 @@ class Targets(SeveralIndices):
 
     index: str
     each: Mapping[str, Target]
+
+    @property
+    def posted_to(self) -> str:
+        """No index: each operation names its own."""
+        return ""
 
     @property
     def indices(self) -> Mapping[str, tuple[str, str]]:
@@ -225,6 +235,8 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
         hint = f"name the index {index!r}, or remove its setting index.lifecycle.rollover_alias"
         return f"{moves}; {_PER_INDEX}: a replay after that would duplicate documents", hint
     alias = described.get("aliases", {}).get(name, {})
+    if name != index and alias.get("is_write_index") is False:
+        return f"the alias {name!r} accepts no writes (is_write_index is false)", f"name the index {index!r}"
     if name != index and ("index_routing" in alias or "routing" in alias):
         reason = "documents of one _id may then be in several shards of the index, so an update would duplicate them"
         return f"the alias {name!r} has routing; {reason}", f"name the index {index!r}, or an alias without routing"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epochsink.sink.values import LastDone
+
 
 @dataclass(frozen=True, slots=True)
 class Letter:
@@ -65,6 +67,9 @@ class Letters(ABC):
     reaches the target at most once, and is not lost. Letters of an epoch that is not yet applied are not touched. What
     the target raises may be passed on.
     """
+
+    applied: LastDone | None = None
+    """Set by the caller: the newest epoch of the sink that is done, as the ledger has it."""
 
     @abstractmethod
     def read(self, chosen: Chosen, limit: int) -> Sequence[Letter]:
