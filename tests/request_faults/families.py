@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from elasticsearch import Elasticsearch as Client
 from elasticsearch import NotFoundError

@@ -73,7 +73,7 @@ class Ballot:
     """One sink's rows of an epoch, as its participant gets them.
 
     ``parts`` are what the accepted tasks prepared (at the vote) or what is recorded (later). ``after`` is the newest
-    done epoch with rows, which the target must hold; None if it is not known.
+    done epoch with rows, which the target must hold; None if the ledger has none.
     """
 
     parts: Committables
