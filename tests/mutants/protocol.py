@@ -229,6 +229,13 @@ MUTANTS: list[Mutant] = [
         "a query that cannot start any more: once Spark has compacted its log, the same input looks like another",
     ),
     Mutant(
+        "protocol/coordinator.py",
+        "offsets_digest(epoch.number, durable=True)",
+        "offsets_digest(epoch.number)",
+        CONSISTENCY + " -k durable",
+        "a query that cannot start any more after a power cut: its epoch is recorded, and its offsets are gone",
+    ),
+    Mutant(
         "protocol/checkpoint.py",
         'for name in (f"offsets/{epoch}", f"commits/{epoch}"):',
         'for name in (f"offsets/{epoch}",):',

@@ -310,6 +310,24 @@ def test_the_decision_is_durable_before_it_becomes_visible(
     ]
 
 
+def test_the_input_of_an_epoch_is_durable_before_the_epoch_is_recorded(
+    kit: CheckpointKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut takes offsets/N and leaves its record, and Spark plans N anew with other offsets."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(kit.root).parts[0])
+        real(descriptor)
+
+    epoch, written = kit.write(0, rows(0))
+    (kit.root / "offsets" / ".0.crc").write_bytes(b"crc")
+    monkeypatch.setattr(os, "fsync", note)
+    kit.coordinator.record(epoch, written)
+    assert synced == ["offsets", "offsets", "offsets", "epochsink", "epochsink"]
+
+
 def test_accept_takes_the_epoch_after_the_newest_done_one_only_where_it_is_decided(kit: CheckpointKit) -> None:
     def said(*arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, ["accept", str(kit.root), *arguments, "--sink", "out", "--yes"])

@@ -91,22 +91,26 @@ class Checkpoint:
         begins, ends = (self.offsets_text(each)[:_SOURCE_CHARACTERS] for each in (epoch - 1, epoch))
         return f"{begins or 'the beginning'} to {ends}"
 
-    def offsets_digest(self, epoch: int) -> str:
+    def offsets_digest(self, epoch: int, *, durable: bool = False) -> str:
         """Return a digest of the input of an epoch: each source's offsets, and the watermark that it started with.
 
         The batch's wall-clock time is left out: Spark takes it anew when a restored checkpoint plans the same
-        offsets again. Raises `EpochsinkError` if ``offsets/<epoch>`` cannot be read.
+        offsets again. If it is to be recorded (``durable``), a power cut must not take away what it is of: Spark would
+        plan the epoch anew, with other offsets. Raises `EpochsinkError` if ``offsets/<epoch>`` cannot be read.
         """
-        data = self._files.read(f"offsets/{epoch}")
+        name = f"offsets/{epoch}"
+        data = self._files.read(name)
         try:
             version, header, *sources = (data or b"").decode().splitlines()
             # part of the input: Spark drops rows that are later than it
             watermark = json.loads(header).get("batchWatermarkMs", 0)
         except ValueError as broken:
             raise EpochsinkError(
-                f"offsets/{epoch} of the checkpoint is missing or cannot be read ({broken})",
+                f"{name} of the checkpoint is missing or cannot be read ({broken})",
                 hint="the checkpoint is damaged: restore it from a copy, then start again",
             ) from broken
+        if durable:
+            self._files.make_durable(name)
         listed = [self._files_listed(index, source) for index, source in enumerate(sources)]
         return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
 

@@ -315,7 +315,8 @@ class Coordinator:
                 shares[name] = replace(shares[name], parts=tuple(voted[name]))
                 reach("coordinator.vote.between")
         together = tuple(tuple(names) for _, names in by_participant if len(names) > 1)
-        return replace(prepared, offsets=run.checkpoint.offsets_digest(epoch.number), together=together)
+        digest = run.checkpoint.offsets_digest(epoch.number, durable=True)
+        return replace(prepared, offsets=digest, together=together)
 
     def abandon(self, epoch: Epoch) -> None:
         """Abort an attempt that failed before anything tried to record it.
