@@ -726,6 +726,20 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/coordinator.py",
+        "            refuse_begun(run.checkpoint, newest_decided, rewrite=self._join_running == REWRITE)\n",
+        "",
+        CONSISTENCY + " -k middle_of_an_epoch",
+        "the rows that the old code wrote of its last epoch, twice in a table without a key",
+    ),
+    Mutant(
+        "protocol/joining.py",
+        "if begun <= decided:",
+        "if begun < decided:",
+        CONSISTENCY + " -k middle_of_an_epoch",
+        "a pipeline that was stopped between two epochs and may not join",
+    ),
+    Mutant(
+        "protocol/coordinator.py",
         "elif prepared.epoch not in history.disputed:",
         "else:",
         COORDINATOR + " -k disputed",

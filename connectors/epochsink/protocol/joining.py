@@ -1,0 +1,62 @@
+"""Decide whether a ledger may begin on a running pipeline's checkpoint, and tell which sinks come and go."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.protocol.checkpoint import Checkpoint
+
+_log = logging.getLogger("epochsink")
+
+REWRITE: Final = "rewrite"
+"""The value of ``join_running`` that allows to join in the middle of an epoch."""
+
+
+def refuse_begun(checkpoint: Checkpoint, decided: int, *, rewrite: bool) -> None:
+    """Refuse to join a pipeline that has begun an epoch after ``decided``; with ``rewrite``, warn.
+
+    Spark runs that epoch again. What the pipeline has written of it before is not known here. Raises
+    `ConfigurationError`.
+    """
+    begun = checkpoint.newest_begun()
+    if begun <= decided:
+        return
+    if not rewrite:
+        raise ConfigurationError(
+            f"epoch {begun} was begun before epochsink joined this pipeline, and not decided (there is an "
+            f"offsets/{begun} and no commits/{begun}): the old code may have written a part of its rows. Spark runs it "
+            "again, so a target without a key would hold these rows twice",
+            hint="start the old code once more with trigger(availableNow=True), which ends when its last epoch is "
+            f"decided, and then this; or, if every target has a key, or you have removed the rows of epoch {begun} "
+            f"where there is none, start once with join_running={REWRITE!r}",
+        )
+    _log.warning(
+        "epochsink joins at epoch %d, which Spark has already begun. If the old code began it, what it has written of "
+        "its rows is written again: in a target without a key, remove it by hand, or these rows are duplicated. The "
+        "rows are those between offsets/%d and offsets/%d of the checkpoint",
+        begun,
+        decided,
+        begun,
+    )
+
+
+def log_changed_sinks(joining: Sequence[str], gone: Sequence[str], newest: int) -> None:
+    """Tell which sinks are new and which are gone: a new name is a new sink, also for the same target."""
+    for name in gone:
+        _log.warning(
+            "sink '%s' is no longer part of this query: its target keeps what it holds and gets no more rows. If "
+            "it was renamed, give it its old name back",
+            name,
+        )
+    for name in joining:
+        _log.warning(
+            "sink '%s' joins this query after epoch %d: the rows of earlier epochs are not written to it",
+            name,
+            newest,
+        )
