@@ -519,6 +519,13 @@ MUTANTS: list[Mutant] = [
         "the rows of other input, shown as those of the decided epoch",
     ),
     Mutant(
+        "protocol/commit_thread.py",
+        "    if is_committing():\n        raise ConfigurationError(",
+        "    if False:\n        raise ConfigurationError(",
+        COMMIT_THREAD + " -k waits_for_commits",
+        "a query that never ends: its function for the progress waits for the commits that follow it",
+    ),
+    Mutant(
         "protocol/commits.py",
         "        run.checkpoint.make_durable(number)\n",
         "",

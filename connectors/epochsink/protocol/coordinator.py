@@ -118,6 +118,7 @@ class Coordinator:
             elif prepared.epoch not in history.disputed:
                 self._run.progress.recorded(prepared)
                 self.queue.add(prepared.epoch)
+        self.progress.tell()
         reach("coordinator.recover.after")
         log_recovery(history, self.queue.pending)
 

@@ -15,6 +15,7 @@ from pyspark.sql import is_remote
 from epochsink import __version__, arguments
 from epochsink.errors import ConfigurationError, EpochsinkError, UnsupportedQuery
 from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.commit_thread import refuse_to_wait
 from epochsink.protocol.joining import REWRITE
 from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.spool import NO_SPOOL
@@ -65,7 +66,8 @@ class ExactlyOnce:
             them again to a target that was set back; None to drop them at once.
         show_values: let errors and logs quote values of rows that a target refuses.
         on_progress: is called with the `EpochProgress` of each epoch that has become visible, in the thread that
-            commits: return soon. An exception that it raises is logged, and the query continues.
+            commits: return soon. An exception that it raises is logged, and the query continues. It may call the
+            query's ``stop``, which does not wait there; functions that wait for commits raise `ConfigurationError`.
 
     Raises `ConfigurationError`.
     """
@@ -219,6 +221,7 @@ class ExactlyOnce:
 
     def await_commits(self) -> None:
         """Wait until the query's commit thread has ended. Raises what stopped it, not what made an epoch fail."""
+        refuse_to_wait()
         if self._run is not None:
             self._run.join()
         elif is_remote():
@@ -230,6 +233,7 @@ class ExactlyOnce:
 
     def await_settled(self) -> None:
         """Wait until every recorded epoch is committed. Raises what made a commit fail."""
+        refuse_to_wait()
         run = self._run
         if run is not None:
             run.settled()
