@@ -94,6 +94,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/storage.py",
+        "        first.chmod(0o700)\n",
+        "        self.root.chmod(0o700)\n",
+        SPOOL + " -k rights",
+        "a shared folder that nobody else can enter any more once a query has its spool there",
+    ),
+    Mutant(
+        "protocol/storage.py",
         "made.count(True) != 1 or made[2] or kept",
         "made[2] or kept",
         OBJECT_STORAGE + " -k store_that",

@@ -156,7 +156,7 @@ def test_local_files_are_written_read_and_removed(tmp_path: Path) -> None:
     files = open_spool(str(tmp_path / "spool"), "{}")
     assert files.names("") == []
     files.make_folder("epoch")
-    assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "spool" / "epoch").stat().st_mode & 0o777 == 0o700
     output = files.write("epoch/rows")
     output.write(b"abc")
     output.close()

@@ -14,6 +14,7 @@ import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlparse
 
@@ -24,7 +25,6 @@ from epochsink.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
 _RACES: Final = 3
 _AT_ONCE: Final = 16
@@ -81,7 +81,7 @@ class SpoolStorage(Protocol):
         """Return the plain names of what is in a folder; none if it does not exist."""
 
     def make_folder(self, name: str) -> None:
-        """Make a folder, and the root; only this user may enter the root."""
+        """Make a folder and those above it; only this user may enter the first one below the root."""
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Remove a folder with all that is in it; no error if it does not exist.
@@ -212,10 +212,14 @@ class LocalStorage:
     def make_folder(self, name: str) -> None:
         """Make a folder that only this user may read: rows are the user's data."""
         folder = self.root / name
+        # the root may be the user's own, and have other files in it: its rights are not changed
+        first = self.root / Path(name).parts[0]
+        _make_folder(first, 0o700)
         _make_folder(folder.parent)
         # not durable by itself: the first file in it makes it so
         folder.mkdir(exist_ok=True)
-        self.root.chmod(0o700)
+        # one that an earlier version made relied on the root's rights
+        first.chmod(0o700)
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Remove a folder and its files."""
