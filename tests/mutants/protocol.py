@@ -747,6 +747,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/joining.py",
+        "        if before != now:\n",
+        "        if False:\n",
+        COORDINATOR + " -k another_kind",
+        "a query that cannot start and does not say why: its sink cannot read what another kind recorded",
+    ),
+    Mutant(
+        "protocol/joining.py",
         "if begun <= decided:",
         "if begun < decided:",
         CONSISTENCY + " -k middle_of_an_epoch",

@@ -629,6 +629,21 @@ def test_recover_does_not_let_a_sink_join(
     assert list(owner.origins) == ["table"]
 
 
+def test_a_command_refuses_a_sink_of_another_kind_under_an_old_name(
+    kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    module = tmp_path / f"{MODULE}.py"
+    module.write_text(
+        f"{module.read_text()}\nfrom epochsink.testing import LocalSink\nSINKS['table'] = LocalSink('local')\n"
+    )
+    result = run("resolve", "0", "--sink", "table", "--as", "committed", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "sink 'table' was of the kind 'of your own' when it joined this query, and is of the kind" in said(result)
+    assert kit.generation() == 1
+
+
 def test_a_target_that_is_down_keeps_the_driver_its_ledger(
     kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
 ) -> None:

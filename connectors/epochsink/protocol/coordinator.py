@@ -25,7 +25,7 @@ from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
-from epochsink.protocol.joining import REWRITE, log_changed_sinks, refuse_begun
+from epochsink.protocol.joining import REWRITE, family_of, log_changed_sinks, refuse_begun, refuse_other_kind
 from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Stopped, Withdrawn
 from epochsink.protocol.progress_tracker import ProgressTracker, log_recovery
 from epochsink.protocol.run_state import CommitQueue, RunState
@@ -135,6 +135,8 @@ class Coordinator:
             refuse_begun(run.checkpoint, newest_decided, rewrite=self._join_running == REWRITE)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
+        for participant in run.participants:
+            refuse_other_kind(participant, known)
         joining = [name for name in run.participant_of if name not in known]
         if known:
             log_changed_sinks(joining, [name for name in known if name not in run.participant_of], before.newest)
@@ -151,7 +153,7 @@ class Coordinator:
         # before the take, which records it: what the ledger knows of a sink's beginning must be in its target
         participant = self._run.participant_of[name]
         participant.open(Identity(self._run.query_id, name, pipeline=self._run.pipeline))
-        return participant.initial_state(name)
+        return {**participant.initial_state(name), "family": family_of(participant)}
 
     def _refuse_disagreement(self, history: History) -> None:
         self._check.refuse_undocumented(history)

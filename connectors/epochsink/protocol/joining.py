@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from epochsink.protocol.checkpoint import Checkpoint
+    from epochsink.sink import Participant
 
 _log = logging.getLogger("epochsink")
 
@@ -44,6 +45,30 @@ def refuse_begun(checkpoint: Checkpoint, decided: int, *, rewrite: bool) -> None
         decided,
         begun,
     )
+
+
+def family_of(participant: Participant) -> str:
+    """Return which of this package's kinds of sink a participant is of, as its folder is named; "" for others."""
+    package, _, module = type(participant).__module__.partition(".")
+    return module.partition(".")[0] if package == "epochsink" else ""
+
+
+def refuse_other_kind(participant: Participant, origins: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a sink whose name the ledger knows as that of a sink of another kind. Raises `ConfigurationError`.
+
+    What that one has recorded, this one cannot read. Of a sink that joined under an older version, the kind is not
+    known.
+    """
+    now = family_of(participant)
+    for name in participant.members:
+        before = origins.get(name, {}).get("family", now)
+        if before != now:
+            raise ConfigurationError(
+                f"sink '{name}' was of the kind {before or 'of your own'!r} when it joined this query, and is of the "
+                f"kind {now or 'of your own'!r} now: a sink of another kind needs a new name",
+                hint="give it a name that this query has not had; it begins with the next epoch. If the old sink has "
+                "an epoch pending (epochsink status CHECKPOINT), start once more with the old one before",
+            )
 
 
 def log_changed_sinks(joining: Sequence[str], gone: Sequence[str], newest: int) -> None:
