@@ -948,11 +948,47 @@ def test_discarding_never_overwrites_a_file(kit: CheckpointKit, run: Callable[..
     assert kit.history().pending
 
 
+def test_rows_in_a_spool_that_is_not_found_are_not_discarded(
+    kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The command from a hint, without the place that ExactlyOnce(spool=...) names."""
+    kit.record(0, {"table": rows(1)})
+    kit.decide(0)
+    elsewhere = tmp_path / "elsewhere"
+    (kit.root / "epochsink" / "spool").rename(elsewhere)
+    discard = ("resolve", "0", "--sink", "table", "--as", "discard", "--yes")
+    refused = run(*discard)
+    assert refused.exit_code == 1
+    assert f"the spool that was looked into is {kit.root}/epochsink/spool" in said(refused)
+    assert "name that place by --spool" in said(refused)
+    assert kit.generation() == 1
+    assert run(*discard, "--spool", str(elsewhere)).exit_code == 0
+    assert pq.read_table(tmp_path / "epoch-0-table.parquet").to_pydict() == {"id": [1]}
+
+
+def test_discarded_rows_are_on_the_disk_before_they_are_recorded_as_discarded(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.record(0, {"table": rows(1)})
+    kit.decide(0)
+    synced: list[Path] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    assert run("resolve", "0", "--sink", "table", "--as", "discard", "--yes").exit_code == 0
+    assert synced[:2] == [kit.root.parent / "epoch-0-table.parquet", kit.root.parent]
+    assert all("ledger" in path.parts for path in synced[2:])
+
+
 def test_discarding_says_that_rows_cannot_be_kept(kit: CheckpointKit, run: Callable[..., Result]) -> None:
     kit.record(0, {"table": rows(1)})
     kit.decide(0)
     shutil.rmtree(kit.root / "epochsink" / "spool")
-    result = run("resolve", "0", "--sink", "table", "--as", "discard", answer="y\n")
+    result = run("resolve", "0", "--sink", "table", "--as", "discard", "--without-rows", answer="y\n")
     assert result.exit_code == 0, result.output
     assert "THE ROWS CANNOT BE KEPT" in result.output
     assert kit.history().done == {0}

@@ -137,7 +137,7 @@ def test_a_sink_of_another_kind_under_an_old_name_is_refused_before_anything_is_
     query.decide(0)
     taken = query.history().owner
     topic = Kafka(bootstrap_servers="broker:9092", topic="orders")
-    with pytest.raises(ConfigurationError, match="'out' was of the kind 'testing' .* and is of the kind 'kafka' now"):
+    with pytest.raises(ConfigurationError, match=r"'out' was of the kind 'testing' .* and is of the kind 'kafka' now"):
         query.driver(participant=topic.participant({"out": topic}))
     assert query.history().owner == taken
 
