@@ -718,6 +718,20 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/sweep.py",
+        "            if isinstance(failure, PrepareFailed) and not failure.may_pass:\n",
+        "            if isinstance(failure, PrepareFailed):\n",
+        SWEEP + " -k idles",
+        "an idle query that a server's restart ends",
+    ),
+    Mutant(
+        "protocol/sweep.py",
+        "            if isinstance(failure, PrepareFailed) and not failure.may_pass:\n                raise\n",
+        "",
+        SWEEP + " -k idles",
+        "readers that wait for the leftovers of a task, because the right to end them is missing, and nobody is told",
+    ),
+    Mutant(
+        "protocol/sweep.py",
         "            if epoch not in kept:\n",
         "",
         SWEEP,
