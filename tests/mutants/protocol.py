@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 CHECKPOINT = "tests/unit/test_checkpoint.py"
+CLI = "tests/unit/test_cli.py"
 COMMIT_THREAD = "tests/unit/test_commit_thread.py"
 COMMITS = "tests/unit/test_commits.py"
 CONSISTENCY = "tests/unit/test_consistency.py"
@@ -765,6 +766,20 @@ MUTANTS: list[Mutant] = [
         "        if False:\n",
         COORDINATOR + " -k another_kind",
         "a query that cannot start and does not say why: its sink cannot read what another kind recorded",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "owner.left.get(name, history.newest)",
+        "history.newest",
+        CLI + " -k returns",
+        "a sink that comes back and lacks more epochs than the warning says",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "if owner is None or present is None or self._purpose:",
+        "if owner is None or present is None:",
+        CLI + " -k returns",
+        "a sink that comes back, and a command before it, so that nothing tells which epochs it lacks",
     ),
     Mutant(
         "protocol/joining.py",

@@ -307,6 +307,38 @@ def test_a_sink_that_was_renamed_is_said_to_join_and_to_be_gone(
     ]
 
 
+def test_a_sink_that_returns_is_said_to_lack_the_epochs_between(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often the query starts without it, and whatever a command does between."""
+    kit.run(0, both(1))
+    for number in (1, 2):
+        kit.participants = participants_of({"table": sinks["table"]})
+        kit.coordinator = kit.start()
+        kit.run(number, {"table": rows(number)})
+    assert run("recover", "--sinks", f"{MODULE}:SINKS", "--yes").exit_code == 0
+    caplog.clear()
+    kit.participants = participants_of(sinks)
+    kit.coordinator = kit.start()
+    assert "sink 'search' returns to this query, which ran without it after epoch 0: the rows of epochs 1 to 2 are" in (
+        caplog.text
+    )
+    kit.run(3, both(4))
+    caplog.clear()
+    kit.start()
+    assert "returns" not in caplog.text
+
+
+def test_a_sink_that_was_left_out_of_a_start_without_epochs_lacks_none(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.run(0, both(1))
+    for present in ({"table": sinks["table"]}, sinks):
+        kit.participants = participants_of(present)
+        kit.start()
+    assert "returns" not in caplog.text
+
+
 def test_status_does_not_take_the_ledger(kit: CheckpointKit, run: Callable[..., Result]) -> None:
     run("status")
     kit.run(0, both(1))

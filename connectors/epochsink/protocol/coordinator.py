@@ -138,12 +138,12 @@ class Coordinator:
         for participant in run.participants:
             refuse_other_kind(participant, known)
         joining = [name for name in run.participant_of if name not in known]
-        if known:
-            log_changed_sinks(joining, [name for name in known if name not in run.participant_of], before.newest)
+        if before.owner is not None:
+            log_changed_sinks(before.owner, run.participant_of, before.newest)
         new = {name: self._join(name) for name in joining}
         held = max((run.participant_of[name].newest_generation(name) for name in joining), default=0)
         # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
-        take = run.ledger.take(run.query_id, {**known, **new}, joined, above=held)
+        take = run.ledger.take(run.query_id, {**known, **new}, joined, above=held, present=run.participant_of)
         for name, participant in run.participant_of.items():
             who = Identity(run.query_id, name, take.generation, take.origins[name], run.pipeline)
             run.identities[name] = who

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from epochsink.protocol.checkpoint import Checkpoint
+    from epochsink.protocol.ledger_entries import Take
     from epochsink.sink import Participant
 
 _log = logging.getLogger("epochsink")
@@ -71,17 +72,32 @@ def refuse_other_kind(participant: Participant, origins: Mapping[str, Mapping[st
             )
 
 
-def log_changed_sinks(joining: Sequence[str], gone: Sequence[str], newest: int) -> None:
-    """Tell which sinks are new and which are gone: a new name is a new sink, also for the same target."""
-    for name in gone:
-        _log.warning(
-            "sink '%s' is no longer part of this query: its target keeps what it holds and gets no more rows. If "
-            "it was renamed, give it its old name back",
-            name,
-        )
-    for name in joining:
-        _log.warning(
-            "sink '%s' joins this query after epoch %d: the rows of earlier epochs are not written to it",
-            name,
-            newest,
-        )
+def log_changed_sinks(owner: Take, present: Collection[str], newest: int) -> None:
+    """Tell which sinks are new, are gone, or come back: a new name is a new sink, also for the same target.
+
+    ``owner`` is the take before, ``newest`` the newest epoch that the ledger knows.
+    """
+    for name in owner.origins:
+        if name not in present:
+            _log.warning(
+                "sink '%s' is no longer part of this query: its target keeps what it holds and gets no more rows. If "
+                "it was renamed, give it its old name back",
+                name,
+            )
+    for name in present:
+        if name not in owner.origins:
+            _log.warning(
+                "sink '%s' joins this query after epoch %d: the rows of earlier epochs are not written to it",
+                name,
+                newest,
+            )
+        elif (last := owner.left.get(name, newest)) < newest:
+            _log.warning(
+                "sink '%s' returns to this query, which ran without it after epoch %d: the rows of epochs %d to %d are "
+                "not written to it. To add them, load the input of these epochs (offsets/ in the checkpoint) into its "
+                "target by a query of its own",
+                name,
+                last,
+                last + 1,
+                newest,
+            )
