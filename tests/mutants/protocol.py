@@ -95,6 +95,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/storage.py",
+        "                _give_to_owner_of(target.parent, descriptor)\n",
+        "",
+        STORAGE + " -k root_makes",
+        "a query that cannot start any more after a command that root has typed",
+    ),
+    Mutant(
+        "protocol/storage.py",
         "        first.chmod(0o700)\n",
         "        self.root.chmod(0o700)\n",
         SPOOL + " -k rights",
