@@ -252,6 +252,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/checkpoint.py",
+        "            for each in (name, folder):\n",
+        "            for each in ():\n",
+        CHECKPOINT + " -k durable",
+        "a query that reads files and cannot start any more after a power cut: a recorded offset means other files",
+    ),
+    Mutant(
+        "protocol/checkpoint.py",
         'for name in (f"offsets/{epoch}", f"commits/{epoch}"):',
         'for name in (f"offsets/{epoch}",):',
         CONSISTENCY + " -k durable",

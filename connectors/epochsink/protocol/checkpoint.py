@@ -111,7 +111,7 @@ class Checkpoint:
             ) from broken
         if durable:
             self._files.make_durable(name)
-        listed = [self._files_listed(index, source) for index, source in enumerate(sources)]
+        listed = [self._files_listed(index, source, durable=durable) for index, source in enumerate(sources)]
         return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
 
     def make_durable(self, epoch: int) -> None:
@@ -122,8 +122,11 @@ class Checkpoint:
         for name in (f"offsets/{epoch}", f"commits/{epoch}"):
             self._files.make_durable(name)
 
-    def _files_listed(self, source: int, line: str) -> list[str]:
-        """Return the files that a file source took at an offset: the number of an entry in its own log."""
+    def _files_listed(self, source: int, line: str, *, durable: bool) -> list[str]:
+        """Return the files that a file source took at an offset: the number of an entry in its own log.
+
+        ``durable`` as in `offsets_digest`.
+        """
         try:
             offset = json.loads(line)
         except ValueError:
@@ -133,10 +136,16 @@ class Checkpoint:
         if not isinstance(number, int):
             return []
         folder = f"sources/{source}"
-        data = self._files.read(f"{folder}/{number}")
+        name = f"{folder}/{number}"
+        data = self._files.read(name)
         # Spark compacts every tenth entry with all before it, and deletes those later
         if data is None:
-            data = self._files.read(f"{folder}/{self._compacted(folder, number)}.compact")
+            name = f"{folder}/{self._compacted(folder, number)}.compact"
+            data = self._files.read(name)
+        if durable:
+            # the folder as well: Spark has made it for this query
+            for each in (name, folder):
+                self._files.make_durable(each)
         entries = [json.loads(line) for line in (data or b"").decode().splitlines()[1:]]
         return sorted(str(entry["path"]) for entry in entries if entry["batchId"] == number)
 
