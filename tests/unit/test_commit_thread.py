@@ -240,7 +240,7 @@ def test_a_query_may_be_stopped_by_its_progress(tmp_path: Path) -> None:
 def test_what_waits_for_commits_is_refused_in_the_thread_that_commits(tmp_path: Path) -> None:
     handle, once = Handle(), ExactlyOnce(checkpoint=str(tmp_path), sinks={"out": LocalSink(tmp_path / "sink")})
     query = ExactlyOnceQuery(handle, once)
-    waits = [query.awaitTermination, query.processAllAvailable]
+    waits: list[Callable[[], object]] = [query.awaitTermination, query.processAllAvailable]
     waits += [once.await_settled, once.await_commits, once.await_committed]
     refused: list[str] = []
 

@@ -260,7 +260,7 @@ class ExactlyOnce:
                 self._refuse_active()
                 opened = opened or self._open(session)
                 # in its first batch, which Spark has begun: whether the old code had begun it is not known
-                join = REWRITE if self.join_running else False
+                join: bool | str = REWRITE if self.join_running else False
                 run = self._run = self._make_run(session, opened, execution.query_id, join_running=join)
             run.bind(execution)
             return run
