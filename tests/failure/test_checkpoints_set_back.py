@@ -141,6 +141,6 @@ def test_a_spool_that_is_harmed_while_an_epoch_is_pending_is_named_and_not_appli
         assert type(refused) is error
         query.holds(0, 1, search=[0])
     monkeypatch.chdir(tmp_path)
-    query.follow(refused)
+    query.follow(refused, "--without-rows")
     query.epochs(2)
     query.holds(0, 1, 2, search=[0, 2])

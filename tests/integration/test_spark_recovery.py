@@ -225,6 +225,20 @@ def test_join_running_adds_epochsink_to_a_running_pipeline(stream: Stream) -> No
     assert stream.sink.values() == list(range(10, 30))
 
 
+def test_joining_where_the_old_code_stopped_in_an_epoch_is_refused_until_that_is_allowed(stream: Stream) -> None:
+    def fail(frame: DataFrame, epoch: int) -> None:
+        raise RuntimeError(f"Boom {epoch} {frame.columns}")
+
+    plain_first(stream)
+    stream.put(range(10, 20))
+    with pytest.raises(StreamingQueryException, match="Boom"):
+        stream.by_hand(fail).awaitTermination()
+    with pytest.raises(ConfigurationError, match="epoch 1 was begun before epochsink joined"):
+        stream.run(stream.exactly_once(join_running=True))
+    stream.run(stream.exactly_once(join_running="rewrite"))
+    assert stream.sink.values() == list(range(10, 20))
+
+
 def test_a_sink_added_between_runs_gets_the_epochs_from_then_on(stream: Stream) -> None:
     with_an_undecided_epoch(stream)
     added = FolderSink(str(stream.folder / "added"))

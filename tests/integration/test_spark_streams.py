@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from streams import Stream
 
+    from epochsink.protocol.progress import EpochProgress
+    from epochsink.spark.query_handle import ExactlyOnceQuery
+
 pytestmark = pytest.mark.connect
 
 
@@ -61,6 +64,27 @@ def test_stop_waits_for_a_decided_epoch_whose_commit_is_slow(stream: Stream) -> 
     wait_until(stream.committed, "commits/0")
     query.stop()
     assert stream.sink.values() == list(range(10))
+
+
+@pytest.mark.classic("the handle of a query is not in the process that calls on_progress=")
+def test_a_query_that_its_progress_stops_ends_with_every_decided_epoch_visible(stream: Stream) -> None:
+    """Also if the next epoch is decided by then, and the one after it waits for this thread to commit that."""
+    for first in (0, 10, 20, 30):
+        stream.put(range(first, first + 10))
+    queries: list[ExactlyOnceQuery] = []
+    called: list[int] = []
+
+    def stop(epoch: EpochProgress) -> None:
+        called.append(epoch.epoch)
+        if epoch.epoch == 0:
+            wait_until(lambda: 1 in stream.committed() and (stream.checkpoint / "offsets" / "2").exists(), "epoch 2")
+            queries[0].stop()
+
+    once = stream.exactly_once(on_progress=stop)
+    queries.append(stream.start_endless(once))
+    queries[0].awaitTermination()
+    assert called == stream.done() == stream.committed()
+    assert stream.sink.values() == list(range(10 * len(called)))
 
 
 def test_stop_in_the_middle_of_a_batch_leaves_nothing_of_it(stream: Stream) -> None:

@@ -10,6 +10,20 @@ METRICS = "tests/unit/test_metrics.py"
 PROGRESS = "tests/unit/test_progress.py"
 
 MUTANTS: list[Mutant] = [
+    Mutant(
+        "cli/resolve.py",
+        "if self._prepared.shares[sink].files and not self._without_rows:",
+        "if False:",
+        CLI + " -k spool_that_is_not_found",
+        "rows in a spool that the command was not told of, discarded for good",
+    ),
+    Mutant(
+        "cli/resolve.py",
+        "        for path in (file, file.parent):\n",
+        "        for path in (file.parent,):\n",
+        CLI + " -k on_the_disk",
+        "discarded rows whose file a power cut empties: nothing else has them",
+    ),
     # ---- what operators declare
     Mutant(
         "cli/resolve.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 CHECKPOINT = "tests/unit/test_checkpoint.py"
+CLI = "tests/unit/test_cli.py"
 COMMIT_THREAD = "tests/unit/test_commit_thread.py"
 COMMITS = "tests/unit/test_commits.py"
 CONSISTENCY = "tests/unit/test_consistency.py"
@@ -98,6 +99,20 @@ MUTANTS: list[Mutant] = [
         'for path in (target, target.with_name(f".{target.name}.crc")):',
         CONSISTENCY + " -k durable",
         "a decision without a name after a power cut, although readers saw its rows",
+    ),
+    Mutant(
+        "protocol/storage.py",
+        "                _give_to_owner_of(target.parent, descriptor)\n",
+        "",
+        STORAGE + " -k root_makes",
+        "a query that cannot start any more after a command that root has typed",
+    ),
+    Mutant(
+        "protocol/storage.py",
+        "        first.chmod(0o700)\n",
+        "        self.root.chmod(0o700)\n",
+        SPOOL + " -k rights",
+        "a shared folder that nobody else can enter any more once a query has its spool there",
     ),
     Mutant(
         "protocol/storage.py",
@@ -234,6 +249,20 @@ MUTANTS: list[Mutant] = [
         ")",
         CHECKPOINT,
         "a query that cannot start any more: once Spark has compacted its log, the same input looks like another",
+    ),
+    Mutant(
+        "protocol/coordinator.py",
+        "offsets_digest(epoch.number, durable=True)",
+        "offsets_digest(epoch.number)",
+        CONSISTENCY + " -k durable",
+        "a query that cannot start any more after a power cut: its epoch is recorded, and its offsets are gone",
+    ),
+    Mutant(
+        "protocol/checkpoint.py",
+        "            for each in (name, folder):\n",
+        "            for each in ():\n",
+        CHECKPOINT + " -k durable",
+        "a query that reads files and cannot start any more after a power cut: a recorded offset means other files",
     ),
     Mutant(
         "protocol/checkpoint.py",
@@ -519,6 +548,13 @@ MUTANTS: list[Mutant] = [
         "the rows of other input, shown as those of the decided epoch",
     ),
     Mutant(
+        "protocol/commit_thread.py",
+        "    if is_committing():\n        raise ConfigurationError(",
+        "    if False:\n        raise ConfigurationError(",
+        COMMIT_THREAD + " -k waits_for_commits",
+        "a query that never ends: its function for the progress waits for the commits that follow it",
+    ),
+    Mutant(
         "protocol/commits.py",
         "        run.checkpoint.make_durable(number)\n",
         "",
@@ -704,6 +740,20 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/sweep.py",
+        "            if isinstance(failure, PrepareFailed) and not failure.may_pass:\n",
+        "            if isinstance(failure, PrepareFailed):\n",
+        SWEEP + " -k idles",
+        "an idle query that a server's restart ends",
+    ),
+    Mutant(
+        "protocol/sweep.py",
+        "            if isinstance(failure, PrepareFailed) and not failure.may_pass:\n                raise\n",
+        "",
+        SWEEP + " -k idles",
+        "readers that wait for the leftovers of a task, because the right to end them is missing, and nobody is told",
+    ),
+    Mutant(
+        "protocol/sweep.py",
         "            if epoch not in kept:\n",
         "",
         SWEEP,
@@ -723,6 +773,41 @@ MUTANTS: list[Mutant] = [
         "            if False:\n",
         COORDINATOR,
         "a lost ledger that begins anew: rows come twice, or never",
+    ),
+    Mutant(
+        "protocol/coordinator.py",
+        "            refuse_begun(run.checkpoint, newest_decided, rewrite=self._join_running == REWRITE)\n",
+        "",
+        CONSISTENCY + " -k middle_of_an_epoch",
+        "the rows that the old code wrote of its last epoch, twice in a table without a key",
+    ),
+    Mutant(
+        "protocol/joining.py",
+        "        if before != now:\n",
+        "        if False:\n",
+        COORDINATOR + " -k another_kind",
+        "a query that cannot start and does not say why: its sink cannot read what another kind recorded",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "owner.left.get(name, history.newest)",
+        "history.newest",
+        CLI + " -k returns",
+        "a sink that comes back and lacks more epochs than the warning says",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "if owner is None or present is None or self._purpose:",
+        "if owner is None or present is None:",
+        CLI + " -k returns",
+        "a sink that comes back, and a command before it, so that nothing tells which epochs it lacks",
+    ),
+    Mutant(
+        "protocol/joining.py",
+        "if begun <= decided:",
+        "if begun < decided:",
+        CONSISTENCY + " -k middle_of_an_epoch",
+        "a pipeline that was stopped between two epochs and may not join",
     ),
     Mutant(
         "protocol/coordinator.py",

@@ -4,6 +4,7 @@ from mutants.mutant import Mutant
 
 ATTEMPTS = "tests/unit/test_query_run.py -k 'attempt or store or recorded'"
 EPOCH_WRITER = "tests/unit/test_epoch_writer.py"
+COMMIT_THREAD = "tests/unit/test_commit_thread.py"
 CONNECT_RECOVERY = "tests/unit/test_connect_recovery.py"
 QUERY_RUN = "tests/unit/test_query_run.py -k 'call or disputed'"
 RETRIED_READS = "tests/unit/test_retried_reads.py"
@@ -122,6 +123,13 @@ MUTANTS: list[Mutant] = [
         "",
         RETRIED_READS,
         "a query that does not stop when it is told to",
+    ),
+    Mutant(
+        "spark/query_handle.py",
+        "        if is_committing():\n",
+        "        if False:\n",
+        COMMIT_THREAD + " -k stopped_by",
+        "a query that its function for the progress stops, and that never ends",
     ),
     Mutant(
         "spark/connect/recovery.py",

@@ -150,7 +150,8 @@ class _Driver:
 
     def _plan(self, number: int) -> None:
         end = ROWS * (number + 1)
-        text = f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{end},"1":{end}}}}}'
+        # a second source, of which no row goes anywhere: who plans an epoch anew plans other input
+        text = f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{end},"1":{end}}}}}\n{{"clock":{time.time_ns()}}}'
         # an earlier driver may have planned the first one
         if not self._log_of_spark(f"offsets/{number}", text) and self._ran:
             raise Overtaken(f"offsets/{number} is there")

@@ -17,6 +17,7 @@ from epochsink.cli.repair import Repair
 from epochsink.errors import ConfigurationError, EpochsinkError, Fenced, PrepareFailed
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.protocol.joining import REWRITE
 from epochsink.sink import Epoch, Task
 from simulation.port_participant import participants
 from simulation.ports import PORTS
@@ -120,7 +121,8 @@ class Driver(Process):
             checkpoint=self.variant.checkpoint(self.files),
             spool=self.spool,  # type: ignore[arg-type] # in memory
             participants=participants(self.ports),
-            join_running=simulation.joins,
+            # a driver that recovers in its first batch finds that Spark has begun it
+            join_running=REWRITE if simulation.joins else False,
             retain_seconds=RETAIN_SECONDS if self.variant.retains else 0.0,
             monitor=Condition(),  # type: ignore[arg-type]
         )

@@ -17,7 +17,7 @@ from epochsink.sink import COMMITTED, Ballot, Epoch
 from simulation.storage import QuickLedger, TrimmingLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from epochsink.errors import EpochsinkError
     from epochsink.protocol.ledger_history import History
@@ -61,7 +61,16 @@ class Unchecked(QuickLedger):
 class LaterOriginsWin(QuickLedger):
     """Lets a later take change what a sink fixed when it joined."""
 
-    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
+    def take(
+        self,
+        query_id: str,
+        origins: Mapping[str, Mapping[str, Any]],
+        joined: int,
+        *,
+        above: int = 0,
+        present: Collection[str] | None = None,
+    ) -> Take:
+        del present
         while True:
             owner = self.read().owner
             known = owner.origins if owner else {}
@@ -74,8 +83,16 @@ class LaterOriginsWin(QuickLedger):
 class BeginsAtTheClock(QuickLedger):
     """Begins above the clock alone, whatever the targets hold."""
 
-    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
-        return super().take(query_id, origins, joined, above=0)
+    def take(
+        self,
+        query_id: str,
+        origins: Mapping[str, Mapping[str, Any]],
+        joined: int,
+        *,
+        above: int = 0,
+        present: Collection[str] | None = None,
+    ) -> Take:
+        return super().take(query_id, origins, joined, above=0, present=present)
 
 
 # ---- the checkpoint
@@ -84,7 +101,8 @@ class BeginsAtTheClock(QuickLedger):
 class OffsetsUnseen(Checkpoint):
     """Takes any two inputs of an epoch for the same."""
 
-    def offsets_digest(self, epoch: int) -> str:
+    def offsets_digest(self, epoch: int, *, durable: bool = False) -> str:
+        del durable
         return ""
 
 

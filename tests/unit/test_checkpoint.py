@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import pytest
 
 from epochsink.errors import EpochsinkError
 from epochsink.protocol.checkpoint import NOTHING_DECIDED, Checkpoint
 from epochsink.protocol.storage import LocalStorage
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -137,6 +135,23 @@ def test_the_files_that_a_source_took_are_part_of_the_input(root: Path, checkpoi
     before = checkpoint.offsets_digest(0)
     log_of_files(root, "9", (9, "file:/c.json"))
     assert checkpoint.offsets_digest(0) != before
+
+
+@pytest.mark.parametrize("name", ["9", "9.compact"])
+def test_what_is_recorded_of_a_file_source_is_made_durable_with_its_log(
+    root: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Otherwise Spark lists the folder anew after a power cut, and the same offset means other files."""
+    (root / "offsets" / "0").write_text(offsets('{"logOffset":9}\n{"topic":{"0":10}}'))
+    log_of_files(root, name, (9, "file:/b.json"))
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().relative_to(root).as_posix())
+    )
+    before = checkpoint.offsets_digest(0)
+    assert synced == []
+    assert checkpoint.offsets_digest(0, durable=True) == before
+    assert set(synced) == {"offsets/0", "offsets", f"sources/0/{name}", "sources/0", "sources"}
 
 
 @pytest.mark.parametrize(("number", "compacted"), [(9, "9.compact"), (8, "9.compact"), (10, "19.compact")])

@@ -307,6 +307,38 @@ def test_a_sink_that_was_renamed_is_said_to_join_and_to_be_gone(
     ]
 
 
+def test_a_sink_that_returns_is_said_to_lack_the_epochs_between(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often the query starts without it, and whatever a command does between."""
+    kit.run(0, both(1))
+    for number in (1, 2):
+        kit.participants = participants_of({"table": sinks["table"]})
+        kit.coordinator = kit.start()
+        kit.run(number, {"table": rows(number)})
+    assert run("recover", "--sinks", f"{MODULE}:SINKS", "--yes").exit_code == 0
+    caplog.clear()
+    kit.participants = participants_of(sinks)
+    kit.coordinator = kit.start()
+    assert "sink 'search' returns to this query, which ran without it after epoch 0: the rows of epochs 1 to 2 are" in (
+        caplog.text
+    )
+    kit.run(3, both(4))
+    caplog.clear()
+    kit.start()
+    assert "returns" not in caplog.text
+
+
+def test_a_sink_that_was_left_out_of_a_start_without_epochs_lacks_none(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.run(0, both(1))
+    for present in ({"table": sinks["table"]}, sinks):
+        kit.participants = participants_of(present)
+        kit.start()
+    assert "returns" not in caplog.text
+
+
 def test_status_does_not_take_the_ledger(kit: CheckpointKit, run: Callable[..., Result]) -> None:
     run("status")
     kit.run(0, both(1))
@@ -629,6 +661,21 @@ def test_recover_does_not_let_a_sink_join(
     assert list(owner.origins) == ["table"]
 
 
+def test_a_command_refuses_a_sink_of_another_kind_under_an_old_name(
+    kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    module = tmp_path / f"{MODULE}.py"
+    module.write_text(
+        f"{module.read_text()}\nfrom epochsink.testing import LocalSink\nSINKS['table'] = LocalSink('local')\n"
+    )
+    result = run("resolve", "0", "--sink", "table", "--as", "committed", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "sink 'table' was of the kind 'of your own' when it joined this query, and is of the kind" in said(result)
+    assert kit.generation() == 1
+
+
 def test_a_target_that_is_down_keeps_the_driver_its_ledger(
     kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
 ) -> None:
@@ -933,11 +980,47 @@ def test_discarding_never_overwrites_a_file(kit: CheckpointKit, run: Callable[..
     assert kit.history().pending
 
 
+def test_rows_in_a_spool_that_is_not_found_are_not_discarded(
+    kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The command from a hint, without the place that ExactlyOnce(spool=...) names."""
+    kit.record(0, {"table": rows(1)})
+    kit.decide(0)
+    elsewhere = tmp_path / "elsewhere"
+    (kit.root / "epochsink" / "spool").rename(elsewhere)
+    discard = ("resolve", "0", "--sink", "table", "--as", "discard", "--yes")
+    refused = run(*discard)
+    assert refused.exit_code == 1
+    assert f"the spool that was looked into is {kit.root}/epochsink/spool" in said(refused)
+    assert "name that place by --spool" in said(refused)
+    assert kit.generation() == 1
+    assert run(*discard, "--spool", str(elsewhere)).exit_code == 0
+    assert pq.read_table(tmp_path / "epoch-0-table.parquet").to_pydict() == {"id": [1]}
+
+
+def test_discarded_rows_are_on_the_disk_before_they_are_recorded_as_discarded(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.record(0, {"table": rows(1)})
+    kit.decide(0)
+    synced: list[Path] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    assert run("resolve", "0", "--sink", "table", "--as", "discard", "--yes").exit_code == 0
+    assert synced[:2] == [kit.root.parent / "epoch-0-table.parquet", kit.root.parent]
+    assert all("ledger" in path.parts for path in synced[2:])
+
+
 def test_discarding_says_that_rows_cannot_be_kept(kit: CheckpointKit, run: Callable[..., Result]) -> None:
     kit.record(0, {"table": rows(1)})
     kit.decide(0)
     shutil.rmtree(kit.root / "epochsink" / "spool")
-    result = run("resolve", "0", "--sink", "table", "--as", "discard", answer="y\n")
+    result = run("resolve", "0", "--sink", "table", "--as", "discard", "--without-rows", answer="y\n")
     assert result.exit_code == 0, result.output
     assert "THE ROWS CANNOT BE KEPT" in result.output
     assert kit.history().done == {0}

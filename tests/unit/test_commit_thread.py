@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from query_by_hand import Query
 
+from epochsink import ExactlyOnce
+from epochsink.errors import ConfigurationError
 from epochsink.protocol import commit_thread
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.progress_tracker import ProgressTracker
+from epochsink.spark.query_handle import ExactlyOnceQuery
+from epochsink.testing import LocalSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from epochsink.protocol.progress import EpochProgress
 
 SECONDS = 20
 
@@ -184,6 +195,64 @@ def test_an_idle_stream_is_made_to_fail(stops_on: str, told: list[str]) -> None:
     coordinator, stream = FakeCoordinator(fails="commit_decided"), FakeStream(stops_on=stops_on)
     start(coordinator, stream).join(SECONDS)
     assert stream.told == told
+
+
+class Handle:
+    """Spark's own of a query: it waits for the stream thread."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.stopping = threading.Event()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.ended.wait(SECONDS)
+
+    def awaitTermination(self) -> None:  # noqa: N802 - Spark's name
+        self.ended.wait(SECONDS)
+
+    processAllAvailable = awaitTermination  # noqa: N815 - likewise
+
+
+def told_by(query: Query, listener: Callable[[EpochProgress], None]) -> None:
+    """Let a commit thread tell a listener of an epoch, and let the stream end."""
+    stream = FakeStream()
+    driver = query.driver(listener=listener)
+    query.prepare(driver, 0, 0)
+    query.decide(0)
+    thread = CommitThread(driver, stream, 0.001)
+    began = time.monotonic()
+    thread.start()
+    driver.queue.wait_settled()
+    stream.alive = False
+    thread.join(SECONDS)
+    assert time.monotonic() - began < SECONDS / 2
+
+
+def test_a_query_may_be_stopped_by_its_progress(tmp_path: Path) -> None:
+    """Spark's stop waits for the stream thread, which may wait for this one to commit the next epoch."""
+    handle, once = Handle(), ExactlyOnce(checkpoint=str(tmp_path), sinks={"out": LocalSink(tmp_path / "sink")})
+    told_by(Query(tmp_path), lambda _: ExactlyOnceQuery(handle, once).stop())
+    assert handle.stopping.wait(SECONDS)
+    handle.ended.set()
+
+
+def test_what_waits_for_commits_is_refused_in_the_thread_that_commits(tmp_path: Path) -> None:
+    handle, once = Handle(), ExactlyOnce(checkpoint=str(tmp_path), sinks={"out": LocalSink(tmp_path / "sink")})
+    query = ExactlyOnceQuery(handle, once)
+    waits: list[Callable[[], object]] = [query.awaitTermination, query.processAllAvailable]
+    waits += [once.await_settled, once.await_commits, once.await_committed]
+    refused: list[str] = []
+
+    def listen(_: EpochProgress) -> None:
+        for wait in waits:
+            try:
+                wait()
+            except ConfigurationError as error:
+                refused.append(error.message)
+
+    told_by(Query(tmp_path), listen)
+    assert [text.partition(" called")[0] for text in refused] == ["on_progress="] * len(waits)
 
 
 def test_the_end_of_the_program_waits_for_a_decided_epoch() -> None:

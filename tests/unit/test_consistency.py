@@ -250,19 +250,54 @@ def test_an_epoch_under_way_is_not_taken_for_one_that_was_swallowed(kit: Checkpo
 def test_joining_is_refused_where_the_target_knows_the_query(kit: CheckpointKit, sink: LocalSink) -> None:
     """``join_running=True`` left in the code, and the folder epochsink/ is lost."""
     run(kit, 0)
-    shutil.rmtree(kit.root / "epochsink")
+    joining = joining_anew(kit, sink, join_running=True)
+    with pytest.raises(WentBack, match="holds epoch 0 of it: the folder epochsink/ of this checkpoint is lost"):
+        joining.recover()
+    assert LocalStorage(kit.root).names("epochsink/ledger") == []
+
+
+def joining_anew(kit: CheckpointKit, sink: LocalSink, *, join_running: bool | str) -> Coordinator:
+    """Return a driver on the checkpoint as it is, without a ledger."""
+    shutil.rmtree(kit.root / "epochsink", ignore_errors=True)
     files = LocalStorage(kit.root)
-    joining = Coordinator(
+    return Coordinator(
         query_id=kit.query_id,
         ledger=Ledger(files, uuid.uuid4().hex),
         checkpoint=Checkpoint(files),
         spool=kit.spool,
         participants=participants_of({"out": sink}),
-        join_running=True,
+        join_running=join_running,
     )
-    with pytest.raises(WentBack, match="holds epoch 0 of it: the folder epochsink/ of this checkpoint is lost"):
-        joining.recover()
-    assert files.names("epochsink/ledger") == []
+
+
+def test_joining_in_the_middle_of_an_epoch_is_refused(kit: CheckpointKit, sink: LocalSink) -> None:
+    """Spark runs it again, and what the old code has written of it would be in a target without a key twice."""
+    for number in (0, 1):
+        kit.plan(number)
+    kit.decide(0)
+    with pytest.raises(ConfigurationError, match="epoch 1 was begun before epochsink joined this pipeline") as refused:
+        joining_anew(kit, sink, join_running=True).recover()
+    assert "trigger(availableNow=True)" in refused.value.hint
+    assert "join_running='rewrite'" in refused.value.hint
+    assert LocalStorage(kit.root).names("epochsink/ledger") == []
+    kit.decide(1)
+    (kit.root / "epochsink").mkdir(exist_ok=True)
+    joining_anew(kit, sink, join_running=True).recover()
+    assert kit.history().newest == 1
+
+
+def test_joining_in_the_middle_of_an_epoch_can_be_allowed_and_names_what_to_look_at(
+    kit: CheckpointKit, sink: LocalSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (0, 1):
+        kit.plan(number)
+    kit.decide(0)
+    kit.coordinator = joining_anew(kit, sink, join_running="rewrite")
+    kit.coordinator.recover()
+    assert "epochsink joins at epoch 1, which Spark has already begun" in caplog.text
+    assert "between offsets/0 and offsets/1" in caplog.text
+    run(kit, 1)
+    assert ids(sink) == [1]
 
 
 def test_an_epoch_decided_after_the_recovery_is_committed_while_the_stream_idles(
@@ -308,6 +343,24 @@ def test_the_decision_is_durable_before_it_becomes_visible(
         "commits/0",
         "commits",
     ]
+
+
+def test_the_input_of_an_epoch_is_durable_before_the_epoch_is_recorded(
+    kit: CheckpointKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power cut takes offsets/N and leaves its record, and Spark plans N anew with other offsets."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(kit.root).parts[0])
+        real(descriptor)
+
+    epoch, written = kit.write(0, rows(0))
+    (kit.root / "offsets" / ".0.crc").write_bytes(b"crc")
+    monkeypatch.setattr(os, "fsync", note)
+    kit.coordinator.record(epoch, written)
+    assert synced == ["offsets", "offsets", "offsets", "epochsink", "epochsink"]
 
 
 def test_accept_takes_the_epoch_after_the_newest_done_one_only_where_it_is_decided(kit: CheckpointKit) -> None:

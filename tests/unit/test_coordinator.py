@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from query_by_hand import Query
 
+from epochsink import Kafka
 from epochsink.errors import ConfigurationError, Fenced, PrepareFailed, WentBack
 from epochsink.protocol.coordinator import Plan
+from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Entry, Skipped
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER
 from epochsink.sink import Epoch
@@ -127,6 +129,23 @@ def test_decided_epochs_without_a_ledger_are_refused(query: Query) -> None:
     query.decide(0)
     with pytest.raises(WentBack, match="holds no record of them"):
         query.driver()
+
+
+def test_a_sink_of_another_kind_under_an_old_name_is_refused_before_anything_is_taken(query: Query) -> None:
+    """It could read nothing of what the old one has recorded."""
+    query.prepare(query.driver(), 0, 1)
+    query.decide(0)
+    taken = query.history().owner
+    topic = Kafka(bootstrap_servers="broker:9092", topic="orders")
+    with pytest.raises(ConfigurationError, match=r"'out' was of the kind 'testing' .* and is of the kind 'kafka' now"):
+        query.driver(participant=topic.participant({"out": topic}))
+    assert query.history().owner == taken
+
+
+def test_the_kind_of_a_sink_that_joined_under_an_older_version_is_not_asked(query: Query) -> None:
+    Ledger(query.files, "older").take("query-1", {"out": {}}, -1)
+    query.prepare(query.driver(), 0, 1)
+    assert query.history().newest == 0
 
 
 def test_a_start_compares_before_it_fences_and_fences_before_it_sweeps(

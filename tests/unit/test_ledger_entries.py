@@ -30,6 +30,7 @@ SHARE = Share(({"gid": "g"},), ("a" * 32,), {"a" * 32: SpoolFile(3, 99, 7)})
 ENTRIES: list[Entry] = [
     Take(
         *(2, "d" * 32, "query", {"out": {"base": 5}}, 4),
+        left={"gone": 3},
         summary=Summary(applied={"out": LastDone(3, "b" * 32, ({"gid": "f"},))}, abandoned=Abandoned((7,))),
     ),
     Prepared(5, "b" * 32, "digest", {"out": SHARE}),
@@ -84,6 +85,14 @@ def test_what_a_newer_version_adds_is_left_out(entry: Entry) -> None:
         for file in share["files"].values():
             file["since_1_7"] = 1
     assert encode(decode(json.dumps(content).encode())) == encode(written)
+
+
+def test_a_take_of_an_older_version_says_of_no_sink_that_it_has_left() -> None:
+    content = json.loads(encode(ENTRIES[0]))
+    del content["left"]
+    take = decode(json.dumps(content).encode())
+    assert isinstance(take, Take)
+    assert take.left == {}
 
 
 def test_a_take_without_a_summary_is_refused() -> None:

@@ -196,6 +196,28 @@ def test_a_listener_that_fails_stops_nothing(query: Query, caplog: pytest.LogCap
     assert "on_progress= failed for epoch 0" in caplog.text
 
 
+def test_no_epoch_waits_for_a_listener(query: Query) -> None:
+    """The next epoch's vote may go on: what the listener is told of is committed, and is not pending any more."""
+    pending: list[tuple[int, ...]] = []
+    driver = query.driver(listener=lambda _: pending.append(driver.queue.pending))
+    query.prepare(driver, 0, 0)
+    query.decide(0)
+    driver.commit_decided()
+    assert pending == [()]
+
+
+def test_a_start_and_the_end_of_a_query_tell_the_listener_of_what_they_commit(query: Query) -> None:
+    seen: list[int] = []
+    query.prepare(query.driver(), 0, 0)
+    query.decide(0)
+    driver = query.driver(listener=lambda epoch: seen.append(epoch.epoch))
+    assert seen == [0]
+    query.prepare(driver, 1, 1)
+    query.decide(1)
+    driver.drain()
+    assert seen == [0, 1]
+
+
 def test_the_last_failure_is_in_the_ledger_and_outlives_the_next_start(query: Query) -> None:
     driver = query.driver()
     driver.note_failure("RowsRejected: sink 'out': the target refuses 3 rows")

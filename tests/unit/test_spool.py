@@ -284,8 +284,18 @@ def test_attempts_are_those_of_the_query(spool: Spool) -> None:
 
 def test_nobody_else_may_read(spool: Spool) -> None:
     spool.make(QUERY, EPOCH)
-    mode = Path(spool.root).stat().st_mode
+    mode = (Path(spool.root) / QUERY).stat().st_mode
     assert stat.S_IMODE(mode) == 0o700
+
+
+def test_the_rights_of_a_folder_that_the_user_gives_for_the_spool_stay_as_they_are(tmp_path: Path) -> None:
+    """Others may have files there; a query's own folder is closed, also one that an earlier version left open."""
+    shared = tmp_path / "shared"
+    (shared / QUERY).mkdir(parents=True)
+    for folder in (shared, shared / QUERY):
+        folder.chmod(0o755)
+    Spool(str(shared)).make(QUERY, EPOCH)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (shared, shared / QUERY)] == [0o755, 0o700]
 
 
 def test_file_uris_are_local(tmp_path: Path) -> None:

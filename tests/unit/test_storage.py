@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from epochsink.protocol.object_storage import ObjectStorage
 from epochsink.protocol.spool import open_spool
 from epochsink.protocol.storage import LocalStorage, is_object_store
 from epochsink.protocol.webhdfs import WebHdfs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -143,6 +140,43 @@ def test_a_failure_leaves_nothing_half_made(files: LocalStorage, monkeypatch: py
     assert files.names("a") == ["0"]
 
 
+def test_what_root_makes_belongs_to_the_owner_of_its_folder(
+    files: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that root types must leave no entry that the query's own user cannot read."""
+    given: list[tuple[int, int, int]] = []
+
+    def note(made: Path | int, user: int, group: int) -> None:
+        given.append((inode(made) if isinstance(made, Path) else os.fstat(made).st_ino, user, group))
+
+    for call in ("fchown", "lchown"):
+        monkeypatch.setattr(os, call, note)
+    for user in (1000, 0):
+        given.clear()
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        files.create(f"a/{user}", b"data")
+        files.make_folder(f"b/{user}")
+    folder = files.root.stat()
+    made = [files.root / name for name in ("a/0", "b/0")]
+    assert given == [(inode(path), folder.st_uid, folder.st_gid) for path in made]
+
+
+@pytest.mark.parametrize(("use", "place"), [("read", "a/0"), ("names", "a")])
+def test_a_file_of_another_user_is_named_with_its_owner_and_the_way_out(
+    files: LocalStorage, monkeypatch: pytest.MonkeyPatch, use: str, place: str
+) -> None:
+    def refuse(*_paths: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    files.create("a/0", b"data")
+    for call in ("read_bytes", "iterdir"):
+        monkeypatch.setattr(Path, call, refuse)
+    owner = files.root.stat().st_uid
+    with pytest.raises(ConfigurationError, match=f"{files.root}/{place} may not be used .* to user id {owner}") as told:
+        getattr(files, use)(place)
+    assert f"chown -R {os.geteuid()} {files.root}/a" in told.value.hint
+
+
 def test_a_file_system_without_hard_links_is_named(files: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_paths: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -156,7 +190,7 @@ def test_local_files_are_written_read_and_removed(tmp_path: Path) -> None:
     files = open_spool(str(tmp_path / "spool"), "{}")
     assert files.names("") == []
     files.make_folder("epoch")
-    assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "spool" / "epoch").stat().st_mode & 0o777 == 0o700
     output = files.write("epoch/rows")
     output.write(b"abc")
     output.close()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
-from epochsink.errors import Fenced
+from epochsink.errors import Fenced, PrepareFailed
+from epochsink.testing.local_sink import LocalParticipant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,28 @@ def test_tidying_ends_nothing_while_an_attempt_is_under_way(query: Query) -> Non
     query.decide(0)
     assert driver.commit_decided()
     assert query.visible() == [1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "stops"),
+    [
+        (ConnectionError("the server is down"), False),
+        (PrepareFailed("the server starts up"), False),
+        (PrepareFailed("a right is missing", may_pass=False), True),
+    ],
+)
+def test_a_failure_that_passes_while_the_stream_idles_does_not_end_the_query(
+    query: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception, *, stops: bool
+) -> None:
+    driver = query.driver()
+
+    def fail(*_: object) -> list[str]:
+        raise failure
+
+    monkeypatch.setattr(LocalParticipant, "abort_orphans", fail)
+    with pytest.raises(type(failure)) if stops else nullcontext():
+        driver.tidy()
+    assert ("leftovers of losing tasks stay for the next sweep" in caplog.text) != stops
 
 
 def test_the_spooled_rows_of_a_recorded_epoch_stay_until_it_is_done(query: Query) -> None:

@@ -223,6 +223,9 @@ def resolve(
     sinks: AnySinks = None,
     spool: SpoolPlace = None,
     keep_in: Annotated[Path, typer.Option(help="Folder for the rows that are discarded, as Parquet.")] = Path(),
+    without_rows: Annotated[
+        bool, typer.Option("--without-rows", help="Discard rows also if the spool does not hold them any more.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -233,7 +236,15 @@ def resolve(
     """
 
     def resolution(place: Place, given: Mapping[str, Sink]) -> Operation:
-        return Resolution(place, epoch=epoch, sink=sink, ruling=ruling, sinks=given, folder=keep_in.absolute())
+        return Resolution(
+            place,
+            epoch=epoch,
+            sink=sink,
+            ruling=ruling,
+            sinks=given,
+            folder=keep_in.absolute(),
+            without_rows=without_rows,
+        )
 
     _do(resolution, checkpoint, sinks, spool, yes=yes, as_json=as_json)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from epochsink.errors import ConfigurationError, naming
 from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
+from epochsink.protocol.joining import refuse_other_kind
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.retained import Retention
 from epochsink.sink import Identity, participants_of
@@ -96,6 +97,7 @@ class Operation(ABC):
 
     def open(self, participant: Participant, take: Take) -> None:
         """Tell a participant who its sinks are in the generation of a take."""
+        refuse_other_kind(participant, take.origins)
         pipeline = pipeline_name(self.place.location)
         for name in participant.members:
             who = Identity(self.place.query_id, name, take.generation, take.origins[name], pipeline)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import re
 import uuid
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from epochsink.cli.operation import Operation, log, names
 from epochsink.errors import ConfigurationError, SpoolMissing, WentBack, naming
 from epochsink.protocol.ledger_entries import Done, Replay, Resolved
+from epochsink.protocol.storage import sync_path
 from epochsink.protocol.sweep import abort_orphans
 from epochsink.sink import Ballot, Identity, Outcome
 
@@ -45,7 +45,8 @@ class Ruling(enum.StrEnum):
 class Resolution(Operation):
     """One ruling on one sink's share of one epoch.
 
-    ``sinks`` are the query's; none if no target can be asked. ``folder`` is where discarded rows are kept.
+    ``sinks`` are the query's; none if no target can be asked. ``folder`` is where discarded rows are kept; if they
+    cannot be read, a discard is refused unless ``without_rows``.
     Raises `ConfigurationError` unless the epoch is recorded and pending, with rows in that sink, and, but for a
     discard, decided.
     """
@@ -61,6 +62,7 @@ class Resolution(Operation):
         ruling: Ruling,
         sinks: Mapping[str, Sink],
         folder: Path,
+        without_rows: bool = False,
     ) -> None:
         super().__init__(place)
         if ruling is Ruling.REPLAY and not sinks:
@@ -77,6 +79,7 @@ class Resolution(Operation):
         self._ruling = ruling
         self._sinks = sinks
         self._folder = folder
+        self._without_rows = without_rows
         self._prepared = self._find(self.before)
         # what several sinks share becomes visible for all of them or for none
         self._together = sorted({*self._prepared.sharers(sink)} & self._prepared.shares.keys())
@@ -236,19 +239,38 @@ class Resolution(Operation):
         try:
             count = sum(batch.num_rows for batch in self._batches(sink))
         except SpoolMissing as gone:
+            self._refuse_losing(sink, gone)
             spooled = self._prepared.shares[sink].files
             why = gone.message if spooled else "no copy is in the spool; what a topic has of them stays there, aborted"
             return f"THE ROWS CANNOT BE KEPT: {why}"
         return f"write its {count} spooled rows to {self._file(sink)}"
 
+    def _refuse_losing(self, sink: str, gone: SpoolMissing) -> None:
+        """Refuse to discard rows that were spooled and cannot be read: they may be in a spool that was not named."""
+        if self._prepared.shares[sink].files and not self._without_rows:
+            raise ConfigurationError(
+                f"the rows of epoch {self._number}, sink '{sink}', cannot be read, so they cannot be kept in a file: "
+                f"{gone.message} (the spool that was looked into is {self.place.spool.root})",
+                hint="if ExactlyOnce is given spool=, name that place by --spool, or that object by --sinks. "
+                "If the rows are lost, discard them with --without-rows, and load the epoch's input "
+                f"(offsets/{self._number} in the checkpoint) by a query of its own",
+            )
+
     def _keep_rows(self, sink: str) -> None:
         """Write a share's spooled rows, if they all can be read, as Parquet into a file that must not exist."""
-        with suppress(SpoolMissing):
+        try:
             schemas = [batch.schema for batch in self._batches(sink)]
-            with self._file(sink).open("xb") as target, pq.ParquetWriter(target, schemas[0]) as writer:
-                for batch in self._batches(sink):
-                    writer.write_batch(batch)
-            log.info("wrote the rows to %s", self._file(sink))
+        except SpoolMissing as gone:
+            self._refuse_losing(sink, gone)
+            return
+        file = self._file(sink)
+        with file.open("xb") as target, pq.ParquetWriter(target, schemas[0]) as writer:
+            for batch in self._batches(sink):
+                writer.write_batch(batch)
+        # before the ruling is recorded: after a power cut, it may be all that is left of them
+        for path in (file, file.parent):
+            sync_path(path)
+        log.info("wrote the rows to %s", file)
 
     def _batches(self, sink: str) -> Iterator[pa.RecordBatch]:
         rows = self._rows(sink)

@@ -91,23 +91,27 @@ class Checkpoint:
         begins, ends = (self.offsets_text(each)[:_SOURCE_CHARACTERS] for each in (epoch - 1, epoch))
         return f"{begins or 'the beginning'} to {ends}"
 
-    def offsets_digest(self, epoch: int) -> str:
+    def offsets_digest(self, epoch: int, *, durable: bool = False) -> str:
         """Return a digest of the input of an epoch: each source's offsets, and the watermark that it started with.
 
         The batch's wall-clock time is left out: Spark takes it anew when a restored checkpoint plans the same
-        offsets again. Raises `EpochsinkError` if ``offsets/<epoch>`` cannot be read.
+        offsets again. If it is to be recorded (``durable``), a power cut must not take away what it is of: Spark would
+        plan the epoch anew, with other offsets. Raises `EpochsinkError` if ``offsets/<epoch>`` cannot be read.
         """
-        data = self._files.read(f"offsets/{epoch}")
+        name = f"offsets/{epoch}"
+        data = self._files.read(name)
         try:
             version, header, *sources = (data or b"").decode().splitlines()
             # part of the input: Spark drops rows that are later than it
             watermark = json.loads(header).get("batchWatermarkMs", 0)
         except ValueError as broken:
             raise EpochsinkError(
-                f"offsets/{epoch} of the checkpoint is missing or cannot be read ({broken})",
+                f"{name} of the checkpoint is missing or cannot be read ({broken})",
                 hint="the checkpoint is damaged: restore it from a copy, then start again",
             ) from broken
-        listed = [self._files_listed(index, source) for index, source in enumerate(sources)]
+        if durable:
+            self._files.make_durable(name)
+        listed = [self._files_listed(index, source, durable=durable) for index, source in enumerate(sources)]
         return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
 
     def make_durable(self, epoch: int) -> None:
@@ -118,8 +122,11 @@ class Checkpoint:
         for name in (f"offsets/{epoch}", f"commits/{epoch}"):
             self._files.make_durable(name)
 
-    def _files_listed(self, source: int, line: str) -> list[str]:
-        """Return the files that a file source took at an offset: the number of an entry in its own log."""
+    def _files_listed(self, source: int, line: str, *, durable: bool) -> list[str]:
+        """Return the files that a file source took at an offset: the number of an entry in its own log.
+
+        ``durable`` as in `offsets_digest`.
+        """
         try:
             offset = json.loads(line)
         except ValueError:
@@ -129,10 +136,16 @@ class Checkpoint:
         if not isinstance(number, int):
             return []
         folder = f"sources/{source}"
-        data = self._files.read(f"{folder}/{number}")
+        name = f"{folder}/{number}"
+        data = self._files.read(name)
         # Spark compacts every tenth entry with all before it, and deletes those later
         if data is None:
-            data = self._files.read(f"{folder}/{self._compacted(folder, number)}.compact")
+            name = f"{folder}/{self._compacted(folder, number)}.compact"
+            data = self._files.read(name)
+        if durable:
+            # the folder as well: Spark has made it for this query
+            for each in (name, folder):
+                self._files.make_durable(each)
         entries = [json.loads(line) for line in (data or b"").decode().splitlines()[1:]]
         return sorted(str(entry["path"]) for entry in entries if entry["batchId"] == number)
 

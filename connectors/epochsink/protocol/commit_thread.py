@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from epochsink.errors import without_values
+from epochsink.errors import ConfigurationError, without_values
 
 if TYPE_CHECKING:
     from epochsink.protocol.coordinator import Coordinator
@@ -29,6 +29,22 @@ GRACE_SECONDS: Final = 2.0
 """How long after a failed commit a batch may come and raise the failure before an idle query is made to fail."""
 EXIT_SECONDS: Final = 30.0
 """How long the interpreter's exit waits for a decided epoch's commit."""
+
+
+def is_committing() -> bool:
+    """Return whether this is a thread that commits: of our code, on_progress= is called there."""
+    return isinstance(threading.current_thread(), CommitThread)
+
+
+def refuse_to_wait() -> None:
+    """Raise `ConfigurationError` in a thread that commits: it would wait for itself."""
+    if is_committing():
+        raise ConfigurationError(
+            "on_progress= called a function that waits for commits. It is called in the thread that commits, which "
+            "would wait for itself and never end",
+            hint="wait in another thread, and let on_progress= tell it by a threading.Event or a queue; query.stop() "
+            "may be called here, and does not wait",
+        )
 
 
 class Stream(Protocol):

@@ -44,8 +44,9 @@ class Commits:
         while queue.pending and self._is_decided(queue.pending[0]):
             self.commit(queue.pending[0])
             queue.remove_first()
-            # after that: the next epoch's vote does not wait for it
+            # after that: the next epoch's vote waits neither for it nor for the user's function
             self._trim()
+            self._run.progress.tell()
         if not queue.pending:
             self._refuse_swallowed()
         return not queue.pending
@@ -72,6 +73,7 @@ class Commits:
             if self._run.checkpoint.is_decided(prepared.epoch):
                 self.commit(prepared.epoch)
         self._trim()
+        self._run.progress.tell()
         # no next epoch may come in which `settle` would find it
         self._check.refuse_undocumented(history)
 

@@ -187,7 +187,8 @@ def sink_is_gone(epoch: int, sink: str) -> ConfigurationError:
     return ConfigurationError(
         f"epoch {epoch} is recorded and not yet committed in sink '{sink}', which this query no longer has",
         hint=f"start once more with the sink '{sink}', let it commit, then remove it; or, if its target is gone for "
-        f"good, keep these rows in a file: epochsink resolve CHECKPOINT {epoch} --sink {sink} --as discard",
+        f"good, keep these rows in a file: epochsink resolve CHECKPOINT {epoch} --sink {sink} --as discard; "
+        "if ExactlyOnce is given spool=, add --spool with that place",
     )
 
 

@@ -25,6 +25,7 @@ from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
+from epochsink.protocol.joining import REWRITE, family_of, log_changed_sinks, refuse_begun, refuse_other_kind
 from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Stopped, Withdrawn
 from epochsink.protocol.progress_tracker import ProgressTracker, log_recovery
 from epochsink.protocol.run_state import CommitQueue, RunState
@@ -59,10 +60,10 @@ class Plan(enum.Enum):
 class Coordinator:
     """Ties one streaming query's epochs to its sinks. One object for each run of the query.
 
-    ``join_running`` lets a ledger begin on a checkpoint that already holds commits. ``monitor`` guards ``queue``, which
-    the two threads share. ``location`` is the checkpoint's, for people: in a warning's command, and its last folder in
-    targets. ``listener`` gets the progress of each done epoch. Rows of done epochs are retained for
-    ``retain_seconds``.
+    ``join_running`` lets a ledger begin on a checkpoint that already holds commits; `REWRITE` also in the middle of an
+    epoch. ``monitor`` guards ``queue``, which the two threads share. ``location`` is the checkpoint's, for people: in a
+    warning's command, and its last folder in targets. ``listener`` gets the progress of each done epoch. Rows of done
+    epochs are retained for ``retain_seconds``.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Coordinator:
         checkpoint: Checkpoint,
         spool: Spool,
         participants: Sequence[Participant],
-        join_running: bool = False,
+        join_running: bool | str = False,
         monitor: threading.Condition | None = None,
         location: str = "",
         listener: Callable[[EpochProgress], None] | None = None,
@@ -117,6 +118,7 @@ class Coordinator:
             elif prepared.epoch not in history.disputed:
                 self._run.progress.recorded(prepared)
                 self.queue.add(prepared.epoch)
+        self.progress.tell()
         reach("coordinator.recover.after")
         log_recovery(history, self.queue.pending)
 
@@ -130,15 +132,18 @@ class Coordinator:
             if not self._join_running:
                 raise consistency.no_ledger(newest_decided)
             self._check.refuse_known_targets()
+            refuse_begun(run.checkpoint, newest_decided, rewrite=self._join_running == REWRITE)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
+        for participant in run.participants:
+            refuse_other_kind(participant, known)
         joining = [name for name in run.participant_of if name not in known]
-        if known:
-            _log_changed_sinks(joining, [name for name in known if name not in run.participant_of], before.newest)
+        if before.owner is not None:
+            log_changed_sinks(before.owner, run.participant_of, before.newest)
         new = {name: self._join(name) for name in joining}
         held = max((run.participant_of[name].newest_generation(name) for name in joining), default=0)
         # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
-        take = run.ledger.take(run.query_id, {**known, **new}, joined, above=held)
+        take = run.ledger.take(run.query_id, {**known, **new}, joined, above=held, present=run.participant_of)
         for name, participant in run.participant_of.items():
             who = Identity(run.query_id, name, take.generation, take.origins[name], run.pipeline)
             run.identities[name] = who
@@ -148,7 +153,7 @@ class Coordinator:
         # before the take, which records it: what the ledger knows of a sink's beginning must be in its target
         participant = self._run.participant_of[name]
         participant.open(Identity(self._run.query_id, name, pipeline=self._run.pipeline))
-        return participant.initial_state(name)
+        return {**participant.initial_state(name), "family": family_of(participant)}
 
     def _refuse_disagreement(self, history: History) -> None:
         self._check.refuse_undocumented(history)
@@ -315,7 +320,8 @@ class Coordinator:
                 shares[name] = replace(shares[name], parts=tuple(voted[name]))
                 reach("coordinator.vote.between")
         together = tuple(tuple(names) for _, names in by_participant if len(names) > 1)
-        return replace(prepared, offsets=run.checkpoint.offsets_digest(epoch.number), together=together)
+        digest = run.checkpoint.offsets_digest(epoch.number, durable=True)
+        return replace(prepared, offsets=digest, together=together)
 
     def abandon(self, epoch: Epoch) -> None:
         """Abort an attempt that failed before anything tried to record it.
@@ -375,19 +381,3 @@ class Coordinator:
     def fail(self, failure: BaseException) -> None:
         """Keep the commit thread's failure for the stream thread, which raises it."""
         self.queue.fail(failure)
-
-
-def _log_changed_sinks(joining: Sequence[str], gone: Sequence[str], newest: int) -> None:
-    """Tell which sinks are new and which are gone: a new name is a new sink, also for the same target."""
-    for name in gone:
-        _log.warning(
-            "sink '%s' is no longer part of this query: its target keeps what it holds and gets no more rows. If "
-            "it was renamed, give it its old name back",
-            name,
-        )
-    for name in joining:
-        _log.warning(
-            "sink '%s' joins this query after epoch %d: the rows of earlier epochs are not written to it",
-            name,
-            newest,
-        )

@@ -19,7 +19,7 @@ from epochsink.protocol.ledger_entries import Abandoned, Entry, Summary, Take, d
 from epochsink.protocol.ledger_history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from epochsink.protocol.storage import Storage
 
@@ -101,11 +101,20 @@ class Ledger:
         self.read()
         return self.own()
 
-    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
+    def take(
+        self,
+        query_id: str,
+        origins: Mapping[str, Mapping[str, Any]],
+        joined: int,
+        *,
+        above: int = 0,
+        present: Collection[str] | None = None,
+    ) -> Take:
         """Become the owner; return the take, its generation above the last one, the clock's and ``above``.
 
-        ``above`` is the highest generation that the targets of joining sinks hold: a lost ledger may have left
-        transactions there, and a sweep does not end those of a newer generation.
+        ``present`` are the query's sinks; None for who writes no epoch. ``above`` is the highest generation that the
+        targets of joining sinks hold: a lost ledger may have left transactions there, and a sweep does not end those of
+        a newer generation.
 
         Raises `WentBack` if the ledger belongs to another query id, `ConfigurationError` if an operator has closed it.
         """
@@ -130,10 +139,18 @@ class Ledger:
                 origins={**origins, **(owner.origins if owner else {})},
                 joined=max(joined, owner.joined if owner else -1),
                 purpose=self._purpose,
+                left=self._left(history, present),
                 summary=Summary(),
             )
             if self._create_take(entry):
                 return entry
+
+    def _left(self, history: History, present: Collection[str] | None) -> Mapping[str, int]:
+        """Return which sinks are no longer part of the query; a command lets none leave, and none come back."""
+        owner = history.owner
+        if owner is None or present is None or self._purpose:
+            return owner.left if owner else {}
+        return {name: owner.left.get(name, history.newest) for name in owner.origins if name not in present}
 
     def append(self, entry: Entry) -> None:
         """Append an entry; raises `Fenced`, without having written it, if another driver took over."""

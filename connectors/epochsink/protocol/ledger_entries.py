@@ -60,8 +60,9 @@ class Take(_Stamped):
     """A driver takes the checkpoint over: every earlier driver is fenced from here on.
 
     ``origins`` holds what each sink fixed when it joined. Epochs up to ``joined`` (-1: none) were decided before this
-    ledger began. ``purpose`` is the command by which an operator took it, "" for a query. ``summary`` is what a start
-    needs to know of the entries before this one, so that they can be removed.
+    ledger began. ``purpose`` is the command by which an operator took it, "" for a query. ``left`` has, for each sink
+    that is no longer part of the query, the newest epoch that was written with it. ``summary`` is what a start needs to
+    know of the entries before this one, so that they can be removed.
     """
 
     generation: int
@@ -70,6 +71,7 @@ class Take(_Stamped):
     origins: Mapping[str, Mapping[str, Any]]
     joined: int = -1
     purpose: str = field(default="", compare=False)
+    left: Mapping[str, int] = field(default_factory=dict)
     summary: Summary = field(kw_only=True, compare=False)
 
 

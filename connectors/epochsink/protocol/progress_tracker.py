@@ -56,6 +56,7 @@ class ProgressTracker:
         self._opened: dict[int, float] = {}
         self._opened_before: dict[int, float] = {}
         self._recent: deque[EpochProgress] = deque(maxlen=RECENT)
+        self._untold: deque[EpochProgress] = deque()
         self._done = 0
         self._totals: dict[str, SinkProgress] = {}
         self._retries = 0
@@ -144,7 +145,7 @@ class ProgressTracker:
             return known.progress
 
     def done(self, number: int) -> None:
-        """Note that an epoch is recorded as done, and tell the listener."""
+        """Note that an epoch is recorded as done; `tell` tells the listener."""
         with self._lock:
             progress = self._of(number).progress
             del self._epochs[number]
@@ -154,12 +155,18 @@ class ProgressTracker:
             self._done += 1
             for name, sink in progress.sinks.items():
                 self._totals[name] = self._totals.get(name, SinkProgress()) + sink
-        # without the lock: the user's function may ask for the progress
-        if self._listener is not None:
+            if self._listener is not None:
+                self._untold.append(progress)
+
+    def tell(self) -> None:
+        """Tell the listener of the epochs that are done; when nothing waits for the caller to go on."""
+        while self._untold:
+            progress = self._untold.popleft()
+            # without the lock: the user's function may ask for the progress
             try:
-                self._listener(progress)
+                self._listener(progress)  # type: ignore[misc] # none is noted without a listener
             except Exception:  # noqa: BLE001 - it is the user's
-                _log.exception("on_progress= failed for epoch %d; the query continues", number)
+                _log.exception("on_progress= failed for epoch %d; the query continues", progress.epoch)
 
     def retried(self) -> None:
         """Note that an attempt at an epoch failed and is repeated."""

@@ -9,11 +9,13 @@ the driver's JVM (`epochsink.spark.classic.hadoop_storage.HadoopStorage`), and t
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlparse
 
@@ -22,9 +24,8 @@ import pyarrow as pa
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
 _RACES: Final = 3
 _AT_ONCE: Final = 16
@@ -81,7 +82,7 @@ class SpoolStorage(Protocol):
         """Return the plain names of what is in a folder; none if it does not exist."""
 
     def make_folder(self, name: str) -> None:
-        """Make a folder, and the root; only this user may enter the root."""
+        """Make a folder and those above it; only this user may enter the first one below the root."""
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Remove a folder with all that is in it; no error if it does not exist.
@@ -145,9 +146,11 @@ class LocalStorage:
         target = self.root / name
         _make_folder(target.parent, 0o700)
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with _explained(target.parent, target.parent):
+            descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as stream:
+                _give_to_owner_of(target.parent, descriptor)
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -169,8 +172,10 @@ class LocalStorage:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None."""
+        path = self.root / name
         try:
-            return (self.root / name).read_bytes()
+            with _explained(path, path.parent):
+                return path.read_bytes()
         except FileNotFoundError:
             return None
 
@@ -183,8 +188,10 @@ class LocalStorage:
         return [entry.name for entry in self._entries(folder)]
 
     def _entries(self, folder: str) -> list[Path]:
+        path = self.root / folder
         try:
-            return list((self.root / folder).iterdir())
+            with _explained(path, path):
+                return list(path.iterdir())
         except FileNotFoundError:
             return []
 
@@ -212,10 +219,15 @@ class LocalStorage:
     def make_folder(self, name: str) -> None:
         """Make a folder that only this user may read: rows are the user's data."""
         folder = self.root / name
+        # the root may be the user's own, and have other files in it: its rights are not changed
+        first = self.root / Path(name).parts[0]
+        _make_folder(first, 0o700)
         _make_folder(folder.parent)
         # not durable by itself: the first file in it makes it so
         folder.mkdir(exist_ok=True)
-        self.root.chmod(0o700)
+        _give_to_owner_of(folder.parent, folder)
+        # one that an earlier version made relied on the root's rights
+        first.chmod(0o700)
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Remove a folder and its files."""
@@ -276,9 +288,39 @@ def _make_folder(folder: Path, mode: int = 0o777) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(mode, exist_ok=True)
+        _give_to_owner_of(folder.parent, folder)
         # a folder that may be written and not read cannot be synced: the user keeps it so
         with suppress(PermissionError):
             sync_path(folder.parent)
+
+
+def _give_to_owner_of(folder: Path, made: Path | int) -> None:
+    """Give what root makes to the owner of the folder: root may type a command for the query of another user."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        # a mounted folder may give root no rights
+        with suppress(PermissionError):
+            if isinstance(made, int):
+                os.fchown(made, owner.st_uid, owner.st_gid)
+            else:
+                # never what a link leads to: the owner of the folder may have put one there
+                os.lchown(made, owner.st_uid, owner.st_gid)
+
+
+@contextmanager
+def _explained(path: Path, folder: Path) -> Iterator[None]:
+    """Say whose a file is that this user may not use; ``folder`` is what has to change its owner."""
+    try:
+        yield
+    except PermissionError as refused:
+        owner = "another user"
+        with suppress(OSError):
+            owner = f"user id {path.stat().st_uid}"
+        raise ConfigurationError(
+            f"{path} may not be used by user id {os.geteuid()} ({refused.strerror}): it belongs to {owner}",
+            hint="a command or a query of another user may have made it. Give it to the user of the query: "
+            f"chown -R {os.geteuid()} {shlex.quote(str(folder))}",
+        ) from refused
 
 
 def sync_path(path: Path) -> None:

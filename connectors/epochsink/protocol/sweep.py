@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from epochsink.errors import EpochsinkError
+from epochsink.errors import EpochsinkError, PrepareFailed
 
 if TYPE_CHECKING:
     from epochsink.protocol.ledger_history import History
@@ -40,7 +40,10 @@ class Sweep:
             with self._run.queue.alone_if_idle() as idle:
                 if idle:
                     self._end_unrecorded()
-        except OSError as failure:
+        except (OSError, PrepareFailed) as failure:
+            # families translate what their clients raise: a server that restarts, too many connections
+            if isinstance(failure, PrepareFailed) and not failure.may_pass:
+                raise
             _log.warning("leftovers of losing tasks stay for the next sweep: %s", failure)
 
     def all(self) -> None:

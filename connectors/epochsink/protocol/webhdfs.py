@@ -61,7 +61,7 @@ class WebHdfs:
         return [each["pathSuffix"] for each in self._listed(folder)]
 
     def make_folder(self, name: str) -> None:
-        """Make a folder, and the root, by one request; only this user may enter it."""
+        """Make a folder and those above it by one request; only this user may enter those that it makes."""
         self._ask("PUT", name, op="MKDIRS", permission="700")
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError
+from epochsink.protocol.joining import REWRITE
 from epochsink.sink import participants_of
 from epochsink.spark.engines import engine_of, is_remote
 
@@ -73,6 +74,16 @@ def checked_spool(spool: str | None) -> str | None:
             hint="give an absolute path or a URI that driver and executors share",
         )
     return given
+
+
+def checked_join(join_running: bool | str) -> bool | str:  # noqa: FBT001 - it checks a flag
+    """Return how to begin on a running pipeline's checkpoint. Raises `ConfigurationError`."""
+    if not (isinstance(join_running, bool) or join_running == REWRITE):
+        raise ConfigurationError(
+            f"invalid join_running={join_running!r}: expected True, False or {REWRITE!r}",
+            hint="for example join_running=True, for the first start on the checkpoint of a running pipeline",
+        )
+    return join_running
 
 
 def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[str, Sink], *, again: bool) -> None:

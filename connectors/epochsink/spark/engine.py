@@ -100,7 +100,7 @@ class Pipeline(Protocol):
     sinks: dict[str, Sink]
     spool: str | None
     storage_options: dict[str, Any]
-    join_running: bool
+    join_running: bool | str
     retain_seconds: float
     show_values: bool
 

@@ -7,7 +7,7 @@ import shlex
 import threading
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from pyspark import cloudpickle
 from pyspark.sql import is_remote
@@ -15,6 +15,8 @@ from pyspark.sql import is_remote
 from epochsink import __version__, arguments
 from epochsink.errors import ConfigurationError, EpochsinkError, UnsupportedQuery
 from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.commit_thread import refuse_to_wait
+from epochsink.protocol.joining import REWRITE
 from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
@@ -58,12 +60,14 @@ class ExactlyOnce:
             share; None for a folder in the checkpoint.
         storage_options: settings of an object store that holds checkpoint or spool, by obstore's names, e.g.
             {"endpoint": "http://minio:9000"}; what is not given is taken from the session's Hadoop settings.
-        join_running: allow the first start on a checkpoint that already holds decided epochs.
+        join_running: allow the first start on a checkpoint that already holds decided epochs. If an epoch was begun
+            and not decided, this is refused, because the old code may have written a part of it; "rewrite" allows it.
         retain: for how long the rows of done epochs stay in the spool, e.g. "24h", so that `epochsink repair` can apply
             them again to a target that was set back; None to drop them at once.
         show_values: let errors and logs quote values of rows that a target refuses.
         on_progress: is called with the `EpochProgress` of each epoch that has become visible, in the thread that
-            commits: return soon. An exception that it raises is logged, and the query continues.
+            commits: return soon. An exception that it raises is logged, and the query continues. It may call the
+            query's ``stop``, which does not wait there; functions that wait for commits raise `ConfigurationError`.
 
     Raises `ConfigurationError`.
     """
@@ -75,7 +79,7 @@ class ExactlyOnce:
         sinks: Mapping[str, Sink],
         spool: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        join_running: bool = False,
+        join_running: bool | Literal["rewrite"] = False,
         retain: str | None = None,
         show_values: bool = False,
         on_progress: Callable[[EpochProgress], None] | None = None,
@@ -84,7 +88,7 @@ class ExactlyOnce:
         self.sinks = argument_checks.checked_sinks(sinks)
         self.spool = argument_checks.checked_spool(spool)
         self.storage_options = dict(storage_options or {})
-        self.join_running = arguments.flag("join_running", join_running)
+        self.join_running = argument_checks.checked_join(join_running)
         self.retain_seconds = arguments.duration("retain", retain)
         self.show_values = arguments.flag("show_values", show_values)
         if on_progress is not None and not callable(on_progress):
@@ -190,7 +194,7 @@ class ExactlyOnce:
             self._refuse_active()
             query_id = Checkpoint(opened.files).query_id()
             if query_id is not None:
-                self._run = self._make_run(session, opened, query_id)
+                self._run = self._make_run(session, opened, query_id, join_running=self.join_running)
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Prepare one epoch: what Spark calls for each micro-batch."""
@@ -217,6 +221,7 @@ class ExactlyOnce:
 
     def await_commits(self) -> None:
         """Wait until the query's commit thread has ended. Raises what stopped it, not what made an epoch fail."""
+        refuse_to_wait()
         if self._run is not None:
             self._run.join()
         elif is_remote():
@@ -228,6 +233,7 @@ class ExactlyOnce:
 
     def await_settled(self) -> None:
         """Wait until every recorded epoch is committed. Raises what made a commit fail."""
+        refuse_to_wait()
         run = self._run
         if run is not None:
             run.settled()
@@ -252,7 +258,10 @@ class ExactlyOnce:
             argument_checks.refuse_complete(execution.output_mode(), self.sinks)
             if run is None or not run.awaits(execution):
                 self._refuse_active()
-                run = self._run = self._make_run(session, opened or self._open(session), execution.query_id)
+                opened = opened or self._open(session)
+                # in its first batch, which Spark has begun: whether the old code had begun it is not known
+                join: bool | str = REWRITE if self.join_running else False
+                run = self._run = self._make_run(session, opened, execution.query_id, join_running=join)
             run.bind(execution)
             return run
 
@@ -280,7 +289,9 @@ class ExactlyOnce:
                 hint="stop that query first, or make an ExactlyOnce with a checkpoint of its own for the other",
             )
 
-    def _make_run(self, session: SparkSession, opened: OpenCheckpoint, query_id: str) -> Run:
+    def _make_run(
+        self, session: SparkSession, opened: OpenCheckpoint, query_id: str, *, join_running: bool | str
+    ) -> Run:
         # it may be the failure of an earlier query that this object served
         self._failed.failure = None
         engine = engine_of(session)
@@ -289,7 +300,7 @@ class ExactlyOnce:
             opened,
             query_id,
             driver=new_driver(engine.start_id()),
-            join_running=self.join_running,
+            join_running=join_running,
             retain_seconds=self.retain_seconds,
             executors=engine.executors(session),
             application=engine.application(session),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
+
+from epochsink.protocol.commit_thread import is_committing, refuse_to_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +59,7 @@ class ExactlyOnceQuery(StreamingQuery):
         ``timeout`` in seconds is for the query alone. Raises the error of this package that ended the query, such as
         `RowsRejected`, else Spark's StreamingQueryException.
         """
+        refuse_to_wait()
         ended, failure = failure_of(partial(super().awaitTermination, timeout))
         if ended is not False:
             # a query that failed has decided epochs too
@@ -66,6 +70,7 @@ class ExactlyOnceQuery(StreamingQuery):
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until all input that is available now has been processed and is visible in the sinks."""
+        refuse_to_wait()
         _, failure = failure_of(super().processAllAvailable)
         if failure is not None:
             self._owner.await_committed()
@@ -78,6 +83,10 @@ class ExactlyOnceQuery(StreamingQuery):
         return self._owner.progress()
 
     def stop(self) -> None:
-        """Stop the query, and wait until its decided epochs are visible."""
+        """Stop the query, and wait until its decided epochs are visible; in ``on_progress=``, do not wait."""
+        if is_committing():
+            # the stream thread may wait for this one to commit, and Spark's stop waits for the stream thread
+            threading.Thread(target=super().stop, name="epochsink-stop", daemon=True).start()
+            return
         super().stop()
         self._owner.await_commits()

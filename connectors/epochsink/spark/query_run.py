@@ -64,7 +64,7 @@ class Run:
         query_id: str,
         *,
         driver: str,
-        join_running: bool,
+        join_running: bool | str,
         retain_seconds: float,
         executors: Executors | None,
         application: str,

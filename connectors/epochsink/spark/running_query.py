@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError
-from epochsink.protocol.commit_thread import CommitThread
+from epochsink.protocol.commit_thread import CommitThread, is_committing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,8 @@ class RunningQuery:
 
     def has_ended(self) -> bool:
         """Return whether the query has ended; if so, first wait for the last commits."""
-        if not self.is_alive():
+        # a start by on_progress= is in that thread
+        if not self.is_alive() and not is_committing():
             self._commit_thread.join()
         return not self._commit_thread.is_alive()
 

@@ -54,7 +54,7 @@ class Recovery:
 
     sinks: Mapping[str, Sink]
     place: Place
-    join_running: bool
+    join_running: bool | str
     retain_seconds: float
     show_values: bool
     application: str
