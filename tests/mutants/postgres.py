@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 PLACE = "tests/unit/test_postgres_place.py"
+FAILOVER = "tests/integration/test_postgres_failover.py"
 EPOCHS = "tests/integration/test_postgres_epochs.py"
 SPOOLED = "tests/integration/test_postgres_spooled.py"
 MERGING = "tests/integration/test_postgres_merging.py"
@@ -480,6 +481,13 @@ MUTANTS: list[Mutant] = [
         "a query that ends the sessions of every other one",
     ),
     # ---- another server, another table
+    Mutant(
+        "postgres/place.py",
+        "            if is_standby:\n",
+        "            if False:\n",
+        f"{FAILOVER} -k 'lags and prepared'",
+        "rows that are loaded twice, since a standby that lags was taken for an older copy",
+    ),
     Mutant(
         "postgres/place.py",
         " or self.oid != recorded.oid:",

@@ -173,6 +173,8 @@ def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Bal
     prepare beside the commit of the epoch before; the seal is prepared after that commit, and is committed first. So a
     server that has lost the commit has lost the seal too, and the tasks' rows cannot hide that.
     """
+    # first: what a standby lacks proves nothing
+    place = Place.of(connection)
     table.expect(connection, ballot.after)
     table.refuse_applied(connection, epoch, [epoch.attempt])
     written = [read_part(answer) for answer in ballot.parts]
@@ -183,7 +185,6 @@ def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Bal
             f"prepared transaction(s) {', '.join(sorted(missing))} are not in pg_prepared_xacts",
             hint="they were rolled back; Spark runs the epoch again when the query restarts",
         )
-    place = Place.of(connection)
     empty = replace(written[0].members[table.identity.sink], table=None, tasks=(), rows=0)
     share = Share(table, empty, ballot.after)
     # after the tasks' transactions were seen: so they are older in the server's log
@@ -239,6 +240,7 @@ def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], m
 
     if not staged[0].logged:
         return _prepared(connection, epoch, shares, members, write)
+    place = Place.of(connection)
     for sink, member in members.items():
         _verify_staged(connection, epoch, shares[sink], member)
     if any(share.table.config.validate or share.table.config.sets_aside for share in shares.values()):
@@ -246,7 +248,7 @@ def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], m
             write()
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             connection.rollback()
-    return Part(epoch.attempt, members, None, Place.of(connection))
+    return Part(epoch.attempt, members, None, place)
 
 
 def _verify_staged(connection: Connection, epoch: Epoch, share: Share, member: Member) -> None:
