@@ -14,8 +14,8 @@ from fix_postgres import Driver, Truth
 
 from epochsink import Postgres
 from epochsink.devkit.services import LocalPostgres
-from epochsink.errors import PrepareFailed
-from epochsink.sink import LastDone
+from epochsink.errors import PrepareFailed, WentBack
+from epochsink.sink import LastDone, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,3 +151,35 @@ def test_a_standby_that_was_promoted_is_compared_by_the_timeline_that_it_then_ha
         assert part["place"]["timeline"] == 2
         driver.commit(written, [part])
         driver.committer.verify_applied(last_done(written, [part]), None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_old_primary_is_refused_while_the_first_epoch_after_the_failover_is_pending(
+    mode: dict[str, Any], started: list[LocalPostgres]
+) -> None:
+    """It has every done epoch, lacks what is prepared on the new one, and would get those rows instead of it."""
+    cluster = Cluster(started, **mode)
+    with closing(cluster.driver) as driver:
+        committer = driver.committer
+        cluster.primary.stop()
+        cluster.standby.promote()
+        committer.verify_applied(cluster.done, None)
+        written, parts = driver.prepare(1, orders(1))
+        pending = last_done(written, parts)
+        committer.verify_applied(cluster.done, pending)
+        cluster.standby.kill()
+        cluster.primary.start()
+        with pytest.raises(
+            WentBack, match="epoch 1 was prepared on timeline 2: this server is the old primary"
+        ) as told:
+            committer.verify_applied(cluster.done, pending)
+        assert "epochsink accept CHECKPOINT EPOCH --sink NAME" in told.value.hint
+        with pytest.raises(WentBack, match="this server is the old primary"):
+            committer.participant.audit("table", cluster.done, pending, [])
+        committer.verify_applied(LastDone(0, "", ()), pending)  # as accepted by an operator
+        cluster.primary.stop()
+        cluster.standby.start()
+        committer.verify_applied(cluster.done, pending)
+        assert {verdict.outcome for verdict in driver.commit(written, parts)} == {Outcome.COMMITTED}
+        with closing(Truth(cluster.standby.dsn)) as truth:
+            assert truth.rows("orders") == [(0,), (1,)]

@@ -503,6 +503,13 @@ MUTANTS: list[Mutant] = [
         "epochs in the old primary, which are lost when it is rebuilt",
     ),
     Mutant(
+        "postgres/table.py",
+        "        if pending is not None and (done is None or done.parts):\n",
+        "        if False:\n",
+        f"{FAILOVER} -k 'old_primary and prepared'",
+        "an epoch in the old primary, which lacks it in the present one",
+    ),
+    Mutant(
         "postgres/table_identity.py",
         " and oid != before.oid:\n",
         " and False:\n",

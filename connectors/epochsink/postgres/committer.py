@@ -183,7 +183,7 @@ class PostgresCommitter(Participant):
         with self._ask(sink, f"reading the marker of {table}") as connection:
             try:
                 with deadline(connection, self._retry_seconds):
-                    table.require_place(connection, done)
+                    table.require_place(connection, done, pending)
                     marker.verify(connection, table.relation, done, pending)
             except WentBack:
                 if done:
@@ -202,7 +202,7 @@ class PostgresCommitter(Participant):
         """Compare markers, and count the rows that each epoch has appended; see `epochsink.postgres.audit`."""
         table = self._tables[sink]
         with self._ask(sink, f"comparing {table} with the ledger") as connection:
-            table.require_place(connection, done)
+            table.require_place(connection, done, pending)
             table.marker.verify(connection, table.relation, done, pending)
             return audit(connection, table, receipts)
 

@@ -92,7 +92,8 @@ class Place:
                 f"table {table} is on timeline {self.timeline} of its cluster, and epoch {epoch} was prepared on "
                 f"timeline {recorded.timeline}: this server is the old primary; a standby was promoted",
                 hint="name the present primary in dsn= (several hosts with target_session_attrs=read-write); "
-                "stop this server",
+                "stop this server. If that primary is lost for good, and this server holds every row up to the newest "
+                "done epoch: epochsink accept CHECKPOINT EPOCH --sink NAME",
             )
 
     def __str__(self) -> str:

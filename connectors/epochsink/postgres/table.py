@@ -66,13 +66,14 @@ class Table:
         }
         return replace(self, config=PostgresConfig(**given | recorded))
 
-    def require_place(self, connection: Connection, done: LastDone | None) -> None:
-        """Raise `WentBack` if the newest epoch was prepared in another database."""
-        if done is None:
-            recorded = Place.from_json(self.identity.origin.get("place"))
-        else:
-            recorded = next((part.place for part in map(read_part, done.parts)), None)
-        Place.of(connection).require(recorded, self.relation, done.epoch if done else -1)
+    def require_place(self, connection: Connection, done: LastDone | None, pending: LastDone | None = None) -> None:
+        """Raise `WentBack` if the newest epochs were prepared in another database, or this is the old primary."""
+        here = Place.of(connection)
+        recorded = Place.from_json(self.identity.origin.get("place")) if done is None else _place_of(done)
+        here.require(recorded, self.relation, done.epoch if done else -1)
+        # the first epoch after a failover: `done` is of before it. Whoever accepts a target accepts its server too
+        if pending is not None and (done is None or done.parts):
+            here.require(_place_of(pending), self.relation, pending.epoch)
 
     def expect(self, connection: Connection, after: LastDone | None, own: LastDone | None = None) -> None:
         """Raise `WentBack` unless the newest epoch that is done (None: not known) is there, and nothing but ``own``."""
@@ -100,3 +101,10 @@ class Table:
 
     def __str__(self) -> str:
         return str(self.relation)
+
+
+def _place_of(last: LastDone) -> Place | None:
+    """Return where an epoch was prepared; None if that is not recorded."""
+    places = [part.place for part in map(read_part, last.parts) if part.place is not None]
+    # parts that were prepared again have the timeline of then
+    return max(places, key=lambda place: place.timeline, default=None)
