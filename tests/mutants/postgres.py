@@ -510,6 +510,20 @@ MUTANTS: list[Mutant] = [
         "an epoch in the old primary, which lacks it in the present one",
     ),
     Mutant(
+        "postgres/catalog.py",
+        "        if target != here:\n",
+        "        if False:\n",
+        f"{SHAPE} -k 'another_table_of_the_same_name and by-task'",
+        "rows in another table, with markers that say that they are in this one",
+    ),
+    Mutant(
+        "postgres/table.py",
+        "        return Relation(named.schema or self.schema, named.name)\n",
+        "        return named\n",
+        f"{SHAPE} -k looks_a_name",
+        "rows in another table, with markers that say that they are in this one",
+    ),
+    Mutant(
         "postgres/table_identity.py",
         " and oid != before.oid:\n",
         " and False:\n",

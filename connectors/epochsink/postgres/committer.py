@@ -183,6 +183,7 @@ class PostgresCommitter(Participant):
         with self._ask(sink, f"reading the marker of {table}") as connection:
             try:
                 with deadline(connection, self._retry_seconds):
+                    self._tables[sink] = table = table.located(connection)
                     table.require_place(connection, done, pending)
                     marker.verify(connection, table.relation, done, pending)
             except WentBack:

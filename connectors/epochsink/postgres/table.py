@@ -10,6 +10,7 @@ from psycopg import errors
 from epochsink.errors import WentBack
 from epochsink.identity import identity_key
 from epochsink.postgres.applied_epochs import Marker
+from epochsink.postgres.catalog import located
 from epochsink.postgres.committable import WHOLE, Relation, read_part
 from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.orphans import Orphans
@@ -27,11 +28,17 @@ class Table:
 
     config: PostgresConfig
     identity: Identity
+    schema: str | None = None
 
     @property
     def relation(self) -> Relation:
-        """The target table."""
-        return Relation.of(self.config.table)
+        """The target table, in ``schema`` if its own name has none."""
+        named = Relation.of(self.config.table)
+        return Relation(named.schema or self.schema, named.name)
+
+    def located(self, connection: Connection) -> Self:
+        """Return it with its schema. To be done once: sessions that are opened later may have another search path."""
+        return replace(self, schema=located(connection, self.relation).schema)
 
     @property
     def key(self) -> str:

@@ -13,7 +13,7 @@ from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import PreparedName
 from epochsink.postgres import orphans
-from epochsink.postgres.catalog import require_unchanged
+from epochsink.postgres.catalog import require_target, require_unchanged
 from epochsink.postgres.committable import WHOLE, Part, read_answer, read_part
 from epochsink.postgres.dead_letter import Letters, as_letter, halves_of_batch, is_refusal, refused
 from epochsink.postgres.merge import merge, verify, verify_casts
@@ -178,6 +178,9 @@ def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Bal
     table.expect(connection, ballot.after)
     table.refuse_applied(connection, epoch, [epoch.attempt])
     written = [read_part(answer) for answer in ballot.parts]
+    require_target(
+        connection, table.relation, {member.merge.target for part in written for member in part.members.values()}
+    )
     gids = {part.gid for part in written if part.gid}
     missing = gids - orphans.still_prepared(connection, gids)
     if missing:
@@ -219,6 +222,7 @@ def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> P
                 incoming = _Incoming(connection, share.table, share.rows)
             members[sink] = incoming.stage(epoch)
         else:
+            require_target(connection, share.table.relation, {share.rows.merge.target})
             members[sink] = share.rows
     return _merged(connection, epoch, shares, members)
 
