@@ -532,6 +532,46 @@ def test_row_security_that_begins_to_hide_rows_refuses_the_epoch(
     driver.close()
 
 
+@pytest.mark.parametrize("moment", ["before the task", "under the task"])
+def test_tasks_that_copy_into_a_table_do_not_pass_its_rules_by(
+    moment: str, table: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COPY ignores rules without an error: the rows would be there, which the rule sends elsewhere or swallows."""
+    driver = pg_driver(table, orders(1), atomic=False)
+    driver.run(0, orders(1))
+    rule = f"CREATE RULE away AS ON INSERT TO {table} DO INSTEAD NOTHING"
+    if moment == "under the task":
+        altering(monkeypatch, "begin", lambda: pg_truth.execute(rule))
+        says = "it has rules or row security"
+    else:
+        pg_truth.execute(rule)
+        says = "writes by COPY, which ignores them; use atomic=True"
+    with pytest.raises(PrepareFailed, match=says):
+        driver.write(1, orders(2))
+    driver.committer.abort_orphans([])
+    assert pg_truth.prepared() == []
+    assert "has rules" in driver.committer.check(orders(1).schema)[0]
+    pg_truth.execute(f"DROP RULE away ON {table}")
+    pg_truth.execute(f"VACUUM {table}")
+    assert driver.committer.check(orders(1).schema) == []
+    driver.run(1, orders(2))
+    assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
+
+
+def test_tasks_that_copy_into_a_table_are_told_of_its_row_security(
+    table: str, role: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The server's own error is of an unsupported feature, and says nothing of the way out."""
+    driver = pg_driver(table, orders(1), atomic=False, options={"options": f"-c role={role}"})
+    pg_truth.execute(f"ALTER ROLE {role} NOBYPASSRLS; ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    (finding,) = driver.committer.check(orders(1).schema)
+    with pytest.raises(PrepareFailed, match="row security of") as caught:
+        driver.write(0, orders(1))
+    for told in (finding, caught.value.message):
+        assert "use atomic=True, or a role with BYPASSRLS, or the table's owner" in told
+    driver.close()
+
+
 # ---- the unique index behind the key
 
 

@@ -85,6 +85,20 @@ MUTANTS: list[Mutant] = [
     ),
     # ---- what a task and the vote copy
     Mutant(
+        "postgres/catalog.py",
+        "    if target.has_rules and direct:\n",
+        "    if False:\n",
+        f"{SHAPE} -k 'pass_its_rules_by and before'",
+        "rows in a table whose rule sends them elsewhere",
+    ),
+    Mutant(
+        "postgres/writer.py",
+        "        require_unchanged(self._connection, self._found.merge, copied=True)\n",
+        "        require_unchanged(self._connection, self._found.merge)\n",
+        f"{SHAPE} -k 'pass_its_rules_by and under'",
+        "rows in a table whose rule sends them elsewhere",
+    ),
+    Mutant(
         "postgres/writer.py",
         "        if rows != self._copy.sent:\n",
         "        if False:\n",

@@ -212,8 +212,8 @@ def require_target(connection: Connection, relation: Relation, targets: Collecti
             )
 
 
-def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str]:
-    """Yield why the table cannot hold epochs safely, each with the way out."""
+def unsafe(target: Target, key: Sequence[str], *, deletes: bool, direct: bool = False) -> Iterator[str]:
+    """Yield why the table cannot hold epochs safely, each with the way out. ``direct``: tasks copy into it."""
     if target.unlogged:
         alter = " ".join(f"ALTER TABLE {name} SET LOGGED;" for name in target.unlogged)
         yield (
@@ -225,6 +225,16 @@ def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str
             f"row security of {target.relation} applies to this user: a delete_when= row whose target a policy hides "
             "would delete nothing, without an error; use a role with BYPASSRLS, or the table's owner"
         )
+    if target.has_rules and direct:
+        yield (
+            f"{target.relation} has rules, and atomic=False without key= writes by COPY, which ignores them; use "
+            f"atomic=True, or drop the rules, then VACUUM {target.relation}, which notes that there are none"
+        )
+    if target.row_security and direct:
+        yield (
+            f"row security of {target.relation} applies to this user, and atomic=False without key= writes by COPY, "
+            "which is refused then; use atomic=True, or a role with BYPASSRLS, or the table's owner"
+        )
     if key and not target.unique_for(key):
         known = "; ".join(", ".join(index) for index in target.unique) or "none"
         columns = sql.SQL(", ").join(map(sql.Identifier, key)).as_string()
@@ -235,9 +245,9 @@ def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str
         )
 
 
-def require_safe(target: Target, key: Sequence[str], *, deletes: bool) -> None:
+def require_safe(target: Target, key: Sequence[str], *, deletes: bool, direct: bool = False) -> None:
     """Raise `PrepareFailed` if the table cannot hold epochs safely; an operator has to act."""
-    found = list(unsafe(target, key, deletes=deletes))
+    found = list(unsafe(target, key, deletes=deletes, direct=direct))
     if found:
         raise PrepareFailed(
             "; ".join(found), hint="change the table as said above, then restart the query", may_pass=False

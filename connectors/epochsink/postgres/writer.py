@@ -179,7 +179,7 @@ class DirectWriter(CopyWriter):
 
     def _prepare(self, rows: int) -> Committable:
         # only now: the lock of the COPY keeps the table as it is until the transaction ends
-        require_unchanged(self._connection, self._found.merge)
+        require_unchanged(self._connection, self._found.merge, copied=True)
         self._mark()
         return self._prepare_part(self._found.member((self._task.uuid,), rows))
 
