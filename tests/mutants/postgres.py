@@ -494,6 +494,20 @@ MUTANTS: list[Mutant] = [
         f"{ORPHANS} -k another_query_and_another_sink",
         "a query that ends the sessions of every other one",
     ),
+    Mutant(
+        "postgres/types.py",
+        "    if wider := _rounded(column, receive):\n",
+        "    if wider := None:\n",
+        f"{REJECTS} -k types_that_cut",
+        "a time of day, an interval or an amount of money that the column rounds",
+    ),
+    Mutant(
+        "postgres/types.py",
+        '    if len(finer):\n        raise pa.ArrowInvalid(\n            f"{finer[0].as_py()!r} has',
+        '    if False:\n        raise pa.ArrowInvalid(\n            f"{finer[0].as_py()!r} has',
+        f"{REJECTS} -k times_of_day",
+        "a time of day without its last digits",
+    ),
     # ---- another server, another table
     Mutant(
         "postgres/place.py",
