@@ -85,6 +85,13 @@ MUTANTS: list[Mutant] = [
     ),
     # ---- what a task and the vote copy
     Mutant(
+        "postgres/writer.py",
+        "        if self._again and not is_new:\n",
+        "        if False:\n",
+        "tests/integration/test_repair.py -k 'upsert_by_task'",
+        "a repair that can never be repeated once it was interrupted",
+    ),
+    Mutant(
         "postgres/catalog.py",
         "    if target.has_rules and direct:\n",
         "    if False:\n",
@@ -127,8 +134,8 @@ MUTANTS: list[Mutant] = [
         "other numbers than those that were written",
     ),
     Mutant(
-        "postgres/vote.py",
-        "                connection.execute(lock)\n",
+        "postgres/staging.py",
+        "        connection.execute(lock)\n",
         "",
         f"{SPOOLED} -k comes_late",
         "rows that a late COMMIT adds to those that were staged again: sums count them twice",

@@ -306,7 +306,7 @@ class PostgresCommitter(Participant):
                     if still_prepared(connection, {str(recorded.gid)}):
                         return part
                 (task,) = member.tasks
-                writer = by_task_writer(table.config, Task(table.identity, again, 0, task))
+                writer = by_task_writer(table.config, Task(table.identity, again, 0, task), again=True)
                 return write_all(writer, ballot.rows.read(task))
             if recorded.is_seal:
                 # a failover may have lost the seal before tasks' parts were committed; a repair knows only what lacks

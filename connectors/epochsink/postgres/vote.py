@@ -125,10 +125,8 @@ class _Incoming:
         with transaction(connection):
             staging.relax(connection)
             if not is_new:
-                # the vote is repeated: the server may have committed a COPY whose reply was lost, or is about to
-                lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(staging.relation.quoted)
-                connection.execute(lock)
-                connection.execute(sql.SQL("DELETE FROM {}").format(staging.relation.quoted))
+                # the vote is repeated
+                staging.clear(connection)
             if self.sets_aside:
                 self._fill_by_halves(staging)
             else:
