@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from family_tables import FamilyTables
 from fix_postgres import Driver, ListedRows, Truth, as_user, gids, ranked, tables
+from streams import wait_until
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
@@ -180,6 +181,40 @@ def test_a_vote_that_a_newer_driver_blocks_names_its_transaction_and_the_command
     assert blocking["gid"] in refused.value.message
     assert "generation 2 prepared it, and this driver is generation 1" in refused.value.message
     assert f"epochsink orphans --dsn DSN --end '{blocking['gid']}'" in refused.value.hint
+
+
+@pytest.mark.parametrize("timeout", [60.0, 1.0], ids=["by the deadline", "by lock_timeout"])
+@pytest.mark.parametrize("statement", ["VACUUM FULL {}", "ALTER TABLE {} ADD COLUMN more text"])
+def test_a_statement_that_rewrites_the_markers_while_an_epoch_is_prepared_is_named(
+    statement: str, timeout: float, table: str, pg_schema: str, *, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """It waits for the prepared transaction, and the comparison before the commit for it: nobody would go on."""
+    driver = pg_driver(table, orders(1), timeout=timeout)
+    written, parts = driver.prepare(0, orders(1))
+    pending = LastDone(0, written.epoch.attempt, tuple(parts))
+    committer = impatient(driver, 2.0)
+    committer.open(driver.identity)
+    with closing(committer), closing(psycopg.connect(pg_truth.dsn, autocommit=True)) as operator:
+        rewriting = threading.Thread(target=cancelled, args=(operator, statement.format(f"{pg_schema}.marker")))
+        rewriting.start()
+        pid = operator.info.backend_pid
+        waits = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        wait_until(lambda: pg_truth.execute(waits, pid), "the statement waits")
+        with pytest.raises(PrepareFailed, match=rf"by session {pid} \(postgres: (VACUUM FULL|ALTER TABLE)\)") as told:
+            committer.verify_applied(None, pending)
+        assert "pg_cancel_backend(PID)" in told.value.message
+        assert "only while no query runs" in told.value.hint
+        assert told.value.may_pass
+        pg_truth.execute("SELECT pg_cancel_backend(%s)", pid)
+        rewriting.join(30)
+        committer.verify_applied(None, pending)
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert pg_truth.rows(table) == [(1, "x1")]
+
+
+def cancelled(operator: psycopg.Connection[Any], statement: str) -> None:
+    with suppress(psycopg.errors.QueryCanceled):
+        operator.execute(statement.encode())
 
 
 @pytest.mark.parametrize("mode", MODES)

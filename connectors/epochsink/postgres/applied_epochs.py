@@ -54,6 +54,10 @@ class Marker:
         self._key = identity_key(identity)
         self.base: str | None = identity.origin.get("base")
 
+    def __str__(self) -> str:
+        """Return the table as SQL."""
+        return self._table.as_string()
+
     def join(self, connection: Connection, base: str) -> None:
         """Insert the row that precedes the first epoch. May be repeated."""
         # In one request: the session of a driver that dies between two, and stays open at the server, would keep the

@@ -31,7 +31,7 @@ from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.remnants import name_holder, remnants
 from epochsink.postgres.repair import lacking, reapply
 from epochsink.postgres.server import PING_SECONDS, Server, deadline
-from epochsink.postgres.sessions import Session, SessionName, watched
+from epochsink.postgres.sessions import Session, SessionName, unblocked, watched
 from epochsink.postgres.spooled import SpooledRows
 from epochsink.postgres.table import Table
 from epochsink.postgres.table_identity import require_same_table
@@ -182,7 +182,7 @@ class PostgresCommitter(Participant):
         marker = table.marker
         with self._ask(sink, f"reading the marker of {table}") as connection:
             try:
-                with deadline(connection, self._retry_seconds):
+                with unblocked(connection, self._server, str(marker), self._retry_seconds):
                     self._tables[sink] = table = table.located(connection)
                     table.require_place(connection, done, pending)
                     marker.verify(connection, table.relation, done, pending)
@@ -194,7 +194,7 @@ class PostgresCommitter(Participant):
                 if not again:
                     raise
                 marker.verify(connection, table.relation, done, pending)
-            with deadline(connection, self._retry_seconds):
+            with unblocked(connection, self._server, str(marker), self._retry_seconds):
                 require_same_table(connection, table, done, pending)
 
     def audit(
