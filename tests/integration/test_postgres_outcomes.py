@@ -183,6 +183,34 @@ def test_a_vote_that_a_newer_driver_blocks_names_its_transaction_and_the_command
     assert f"epochsink orphans --dsn DSN --end '{blocking['gid']}'" in refused.value.hint
 
 
+@pytest.mark.parametrize("mode", [{}, {"atomic": False}], ids=["another dsn", "by-task"])
+def test_a_vote_that_another_sink_of_the_query_blocks_names_it_and_the_way_to_share_a_transaction(
+    mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """It would wait for the decision on its own epoch, in every attempt."""
+    table = f"{pg_schema}.orders"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+    other = pg_driver(table, orders(1), key="id", **mode)
+    other.committer.close()
+    other.identity = replace(other.identity, sink="early")
+    other.committer = OneSink.of(other.sink, "early")
+    other.committer.open(other.identity)
+    other.committer.initial_state()
+    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", marker_schema=pg_schema, timeout=0.5))
+    driver.identity = replace(driver.identity, query_id=other.identity.query_id)
+    driver.committer.open(driver.identity)
+    _, parts = other.prepare(0, orders(1))
+    with closing(driver), closing(other.committer):
+        with pytest.raises(PrepareFailed, match="it is of sink 'early' of this query") as refused:
+            driver.prepare(0, orders(1))
+        assert "give both atomic=True" in refused.value.hint
+        assert not refused.value.may_pass
+        assert sorted(pg_truth.prepared()) == gids(parts)
+        other.committer.abort_orphans([])
+        driver.run(0, orders(1))
+    assert pg_truth.rows(table) == [(1, "x1")]
+
+
 @pytest.mark.parametrize("timeout", [60.0, 1.0], ids=["by the deadline", "by lock_timeout"])
 @pytest.mark.parametrize("statement", ["VACUUM FULL {}", "ALTER TABLE {} ADD COLUMN more text"])
 def test_a_statement_that_rewrites_the_markers_while_an_epoch_is_prepared_is_named(

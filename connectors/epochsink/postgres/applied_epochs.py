@@ -92,6 +92,12 @@ class Marker:
         found = self._fetch(connection, query, epoch, attempts)
         return None if found is None else str(found)
 
+    def sink_of(self, connection: Connection, key: str) -> str | None:
+        """Return the sink of the same query that has left marks under ``key``; None if there is no such sink."""
+        query = sql.SQL("SELECT sink FROM {} WHERE key = %s AND query_id = %s LIMIT 1").format(self._table)
+        row = connection.execute(query, [key, self._identity.query_id]).fetchone()
+        return row[0] if row else None
+
     def newest(self, connection: Connection) -> int | None:
         """Return the newest epoch that is applied, or None."""
         found = self._fetch(connection, "SELECT max(epoch) FROM {} WHERE key = %s AND epoch >= 0")
