@@ -230,6 +230,44 @@ def test_a_repair_of_an_upsert_by_task_that_is_killed_at_one_point_after_another
     assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
 
 
+@pytest.mark.parametrize("moment", ["repair.epoch.after", "postgres.copied"])
+@pytest.mark.parametrize(
+    "options", [{}, {"commit": "staged"}, {"atomic": False}], ids=["prepared", "staged", "by task"]
+)
+def test_a_table_that_is_set_back_again_under_a_repair_gets_no_epoch_after_the_one_that_it_lost(
+    options: dict[str, Any],
+    moment: str,
+    table: Callable[..., tuple[CheckpointKit, str]],
+    *,
+    pg_schema: str,
+    pg_truth: Truth,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second failover: the marker of the next epoch would hide from every later look that this one is missing."""
+    kit, name = table(**options)
+    for number in range(4):
+        kit.run(number, {"sink": ids(number)})
+    set_back(pg_truth, pg_schema, name, 0, 1, 2, 3)
+    reached: list[str] = []
+
+    def fail_over(point: str) -> None:
+        reached.append(point)
+        if point == moment and reached.count("repair.epoch.after") == 1:
+            set_back(pg_truth, pg_schema, name, 0, 1)
+
+    with monkeypatch.context() as meanwhile:
+        for module in ("protocol.repair", "postgres.vote", "postgres.writer"):
+            meanwhile.setattr(f"epochsink.{module}.reach", fail_over)
+        answer = repair(kit)
+    assert (answer.exit_code, "no longer holds epoch 1" in answer.output) == (1, True), answer.output
+    assert pg_truth.rows(name) == [(0,)]
+    answer = repair(kit)
+    assert answer.exit_code == 0, answer.output
+    assert sorted(value for (value,) in pg_truth.rows(name)) == [0, 1, 2, 3]
+    kit.coordinator = kit.start()
+    assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
 def test_what_is_kept_is_shown_and_dropped_when_its_time_is_over_or_the_checkpoint_is_abandoned(
     table: Callable[..., tuple[CheckpointKit, str]],
 ) -> None:

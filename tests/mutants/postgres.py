@@ -515,6 +515,13 @@ MUTANTS: list[Mutant] = [
         f"{REJECTS} -k times_of_day",
         "a time of day without its last digits",
     ),
+    Mutant(
+        "postgres/repair.py",
+        "            _require_before(participant, epoch, ballots)\n",
+        "",
+        "tests/integration/test_repair.py -k 'set_back_again and prepared'",
+        "an epoch that a second failover takes back under a repair, hidden by the next one's marker",
+    ),
     # ---- another server, another table
     Mutant(
         "postgres/place.py",
