@@ -179,13 +179,12 @@ class PostgresCommitter(Participant):
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
         table = self._tables[sink]
-        marker = table.marker
         with self._ask(sink, f"reading the marker of {table}") as connection:
             try:
-                with unblocked(connection, self._server, str(marker), self._retry_seconds):
+                with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
                     self._tables[sink] = table = table.located(connection)
                     table.require_place(connection, done, pending)
-                    marker.verify(connection, table.relation, done, pending)
+                    table.marker.verify(connection, table.relation, done, pending)
             except WentBack:
                 if done:
                     again = finish_again(connection, self._server, self._retry_seconds, table, done)
@@ -193,8 +192,8 @@ class PostgresCommitter(Participant):
                     again = _join_again(connection, table, pending)
                 if not again:
                     raise
-                marker.verify(connection, table.relation, done, pending)
-            with unblocked(connection, self._server, str(marker), self._retry_seconds):
+                table.marker.verify(connection, table.relation, done, pending)
+            with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
                 require_same_table(connection, table, done, pending)
 
     def audit(
