@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
-from fix_postgres import Driver, Truth
+from fix_postgres import Driver, Truth, gids
 
 from epochsink import Postgres
 from epochsink.devkit.services import LocalPostgres
@@ -50,6 +50,15 @@ class Standby(LocalPostgres):
         if account := self._account():
             shutil.chown(signal_file, account.uid, account.gid)
         self._primary.start()
+
+    def take_over(self) -> None:
+        """Become the primary, with all that the old one has by now; that is stopped."""
+        self.kill()
+        shutil.rmtree(self.data)
+        self._prepare()
+        self._primary.stop()
+        self.start()
+        self.promote()
 
     def _is_ready(self) -> bool:
         lines = (self.data / "postmaster.pid").read_text().splitlines()
@@ -183,3 +192,21 @@ def test_the_old_primary_is_refused_while_the_first_epoch_after_the_failover_is_
         assert {verdict.outcome for verdict in driver.commit(written, parts)} == {Outcome.COMMITTED}
         with closing(Truth(cluster.standby.dsn)) as truth:
             assert truth.rows("orders") == [(0,), (1,)]
+
+
+def test_an_old_primary_that_has_a_done_epoch_still_prepared_does_not_commit_it(started: list[LocalPostgres]) -> None:
+    """As after a failover that has lost the commit, which is made again; but here the present primary has it."""
+    cluster = Cluster(started)
+    with closing(cluster.driver) as driver:
+        committer = driver.committer
+        written, parts = driver.prepare(1, orders(1))
+        cluster.standby.take_over()
+        driver.commit(written, parts)
+        done = last_done(written, parts)
+        following, prepared = driver.prepare(2, orders(2))
+        cluster.standby.kill()
+        cluster.primary.start()
+        with pytest.raises(WentBack, match="this server is the old primary"):
+            committer.verify_applied(done, last_done(following, prepared))
+        with closing(Truth(cluster.primary.dsn)) as truth:
+            assert sorted(truth.prepared()) == gids(parts)

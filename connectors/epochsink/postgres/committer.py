@@ -180,16 +180,20 @@ class PostgresCommitter(Participant):
         """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
         table = self._tables[sink]
         with self._ask(sink, f"reading the marker of {table}") as connection:
+            with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
+                self._tables[sink] = table = table.located(connection)
+                if pending is not None:
+                    # here, as nothing must be finished on an old primary: what it still has prepared is committed
+                    table.require_place(connection, done, pending)
             try:
                 with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
-                    self._tables[sink] = table = table.located(connection)
-                    table.require_place(connection, done, pending)
+                    table.require_place(connection, done)
                     table.marker.verify(connection, table.relation, done, pending)
             except WentBack:
                 if done:
                     again = finish_again(connection, self._server, self._retry_seconds, table, done)
                 else:
-                    again = _join_again(connection, table, pending)
+                    again = table.join_again(connection, pending)
                 if not again:
                     raise
                 table.marker.verify(connection, table.relation, done, pending)
@@ -382,15 +386,6 @@ class PostgresCommitter(Participant):
     @property
     def _query_id(self) -> str:
         return self.identities[self._first].query_id
-
-
-def _join_again(connection: Connection, table: Table, pending: LastDone | None) -> bool:
-    """Insert the mark of joining again if no epoch was ever committed: its loss hides no epoch."""
-    marker = table.marker
-    if pending is not None or marker.base is None:
-        return False
-    marker.join(connection, marker.base)
-    return True
 
 
 def _is_worth_voting_again(error: BaseException) -> bool:

@@ -82,6 +82,14 @@ class Table:
         if pending is not None and (done is None or done.parts):
             here.require(_place_of(pending), self.relation, pending.epoch)
 
+    def join_again(self, connection: Connection, pending: LastDone | None) -> bool:
+        """Insert the mark of joining again if no epoch was ever committed: its loss hides no epoch."""
+        marker = self.marker
+        if pending is not None or marker.base is None:
+            return False
+        marker.join(connection, marker.base)
+        return True
+
     def expect(self, connection: Connection, after: LastDone | None, own: LastDone | None = None) -> None:
         """Raise `WentBack` unless the newest epoch that is done (None: not known) is there, and nothing but ``own``."""
         if after is not None:
