@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from family_tables import FamilyTables
 from fix_postgres import Driver, ListedRows, Truth, as_user, gids, ranked, tables
+from streams import wait_until
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
@@ -180,6 +181,68 @@ def test_a_vote_that_a_newer_driver_blocks_names_its_transaction_and_the_command
     assert blocking["gid"] in refused.value.message
     assert "generation 2 prepared it, and this driver is generation 1" in refused.value.message
     assert f"epochsink orphans --dsn DSN --end '{blocking['gid']}'" in refused.value.hint
+
+
+@pytest.mark.parametrize("mode", [{}, {"atomic": False}], ids=["another dsn", "by-task"])
+def test_a_vote_that_another_sink_of_the_query_blocks_names_it_and_the_way_to_share_a_transaction(
+    mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """It would wait for the decision on its own epoch, in every attempt."""
+    table = f"{pg_schema}.orders"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+    other = pg_driver(table, orders(1), key="id", **mode)
+    other.committer.close()
+    other.identity = replace(other.identity, sink="early")
+    other.committer = OneSink.of(other.sink, "early")
+    other.committer.open(other.identity)
+    other.committer.initial_state()
+    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", marker_schema=pg_schema, timeout=0.5))
+    driver.identity = replace(driver.identity, query_id=other.identity.query_id)
+    driver.committer.open(driver.identity)
+    _, parts = other.prepare(0, orders(1))
+    with closing(driver), closing(other.committer):
+        with pytest.raises(PrepareFailed, match="it is of sink 'early' of this query") as refused:
+            driver.prepare(0, orders(1))
+        assert "give both atomic=True" in refused.value.hint
+        assert not refused.value.may_pass
+        assert sorted(pg_truth.prepared()) == gids(parts)
+        other.committer.abort_orphans([])
+        driver.run(0, orders(1))
+    assert pg_truth.rows(table) == [(1, "x1")]
+
+
+@pytest.mark.parametrize("timeout", [60.0, 1.0], ids=["by the deadline", "by lock_timeout"])
+@pytest.mark.parametrize("statement", ["VACUUM FULL {}", "ALTER TABLE {} ADD COLUMN more text"])
+def test_a_statement_that_rewrites_the_markers_while_an_epoch_is_prepared_is_named(
+    statement: str, timeout: float, table: str, pg_schema: str, *, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """It waits for the prepared transaction, and the comparison before the commit for it: nobody would go on."""
+    driver = pg_driver(table, orders(1), timeout=timeout)
+    written, parts = driver.prepare(0, orders(1))
+    pending = LastDone(0, written.epoch.attempt, tuple(parts))
+    committer = impatient(driver, 2.0)
+    committer.open(driver.identity)
+    with closing(committer), closing(psycopg.connect(pg_truth.dsn, autocommit=True)) as operator:
+        rewriting = threading.Thread(target=cancelled, args=(operator, statement.format(f"{pg_schema}.marker")))
+        rewriting.start()
+        pid = operator.info.backend_pid
+        waits = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        wait_until(lambda: pg_truth.execute(waits, pid), "the statement waits")
+        with pytest.raises(PrepareFailed, match=rf"by session {pid} \(postgres: (VACUUM FULL|ALTER TABLE)\)") as told:
+            committer.verify_applied(None, pending)
+        assert "pg_cancel_backend(PID)" in told.value.message
+        assert "only while no query runs" in told.value.hint
+        assert told.value.may_pass
+        pg_truth.execute("SELECT pg_cancel_backend(%s)", pid)
+        rewriting.join(30)
+        committer.verify_applied(None, pending)
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert pg_truth.rows(table) == [(1, "x1")]
+
+
+def cancelled(operator: psycopg.Connection[Any], statement: str) -> None:
+    with suppress(psycopg.errors.QueryCanceled):
+        operator.execute(statement.encode())
 
 
 @pytest.mark.parametrize("mode", MODES)

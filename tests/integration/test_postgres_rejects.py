@@ -219,11 +219,33 @@ def test_instants_finer_than_their_column_are_refused_and_not_rounded(
     assert pg_truth.count(f"{pg_schema}.t") == (1 if "[" in kind else 2)
 
 
-@pytest.mark.parametrize("column", ['"char"', '"char"[]', "name[]", "{schema}.short[]"])
+@pytest.mark.parametrize("commit", ["prepared", "staged"])
+@pytest.mark.parametrize("kind", ["time", "timetz(6)", "time[]"])
+def test_times_of_day_finer_than_their_column_are_refused_and_not_rounded(
+    kind: str, commit: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Java's LocalTime has nine digits."""
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.t (at {kind})")
+
+    def batch(*texts: str) -> pa.RecordBatch:
+        return pa.record_batch({"at": pa.array([texts] if "[" in kind else texts)})
+
+    driver = pg_driver(f"{pg_schema}.t", batch(""), commit=commit)
+    with pytest.raises(RowsRejected, match=r"12:30:00\.123456789"):
+        driver.prepare(0, batch("12:30:00.123456", "12:30:00.123456789"))
+    driver.committer.abort_orphans([])
+    driver.run(0, batch("12:30:00.123456", "12:30:00.999999000"))
+    assert "999999" in str(pg_truth.execute(f"SELECT at::text FROM {pg_schema}.t"))  # noqa: S608 - our own name
+
+
+ROUNDED = ["time(0)", "timetz(3)[]", "interval(2)", "interval year to month", "{schema}.rough", "money", "money[]"]
+
+
+@pytest.mark.parametrize("column", ['"char"', '"char"[]', "name[]", "{schema}.short[]", *ROUNDED])
 def test_types_that_cut_their_own_input_are_refused_before_the_first_row(
     column: str, pg_schema: str, pg_truth: Truth
 ) -> None:
-    pg_truth.execute(f"CREATE DOMAIN {pg_schema}.short AS char(2)")
+    pg_truth.execute(f"CREATE DOMAIN {pg_schema}.short AS char(2); CREATE DOMAIN {pg_schema}.rough AS time(1)")
     pg_truth.execute(f"CREATE TABLE {pg_schema}.t (v {column.format(schema=pg_schema)})")
     text = pa.list_(pa.string()) if column.endswith("[]") else pa.string()
     sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.t", marker_schema=pg_schema)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
-from fix_postgres import Driver, ListedRows, Truth
+from fix_postgres import Driver, ListedRows, Truth, as_user
 
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.postgres import Postgres, writer
@@ -413,6 +413,75 @@ def test_rewrites_and_crashes_of_a_logged_table_go_on(crashing: Crashing) -> Non
         crashing.look()
 
 
+# ---- a name without a schema
+
+
+class TwoSchemas:
+    """Two schemas, each with a table orders, and a role whose search path has the first one."""
+
+    def __init__(self, schema: str, make: MakeDriver, truth: Truth) -> None:
+        self.role, self.first, self.second = (f"{schema}_{end}" for end in ("role", "first", "second"))
+        self._schema, self._make, self._truth = schema, make, truth
+        for name in (self.first, self.second):
+            truth.execute(f"CREATE SCHEMA {name}; CREATE TABLE {name}.orders (id bigint PRIMARY KEY, note text)")
+        truth.execute(f"CREATE ROLE {self.role} SUPERUSER LOGIN PASSWORD 'made-up'")
+        self.search(self.first)
+
+    def search(self, schema: str) -> None:
+        """Let sessions that are opened from now on find the table of this schema."""
+        self._truth.execute(f"ALTER ROLE {self.role} SET search_path = {schema}")
+
+    def driver(self, **options: Any) -> Driver:
+        dsn = as_user(self._truth.dsn, self.role, "made-up")
+        return self._make("orders", orders(1), dsn=dsn, marker_schema=self._schema, **options)
+
+    def counts(self) -> tuple[int, int]:
+        return self._truth.count(f"{self.first}.orders"), self._truth.count(f"{self.second}.orders")
+
+    def drop(self) -> None:
+        self._truth.execute(f"DROP SCHEMA {self.first}, {self.second} CASCADE")
+        self._truth.execute(f"DROP OWNED BY {self.role}")
+        self._truth.execute(f"DROP ROLE {self.role}")
+
+
+@pytest.fixture
+def two_schemas(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> Iterator[TwoSchemas]:
+    made = TwoSchemas(pg_schema, pg_driver, pg_truth)
+    yield made
+    for gid in pg_truth.prepared():
+        pg_truth.execute(f"ROLLBACK PREPARED '{gid}'")
+    made.drop()
+
+
+@pytest.mark.parametrize("mode", [PREPARED, STAGED, BY_TASK, pytest.param({"atomic": False, "key": "id"}, id="upsert")])
+def test_tasks_that_find_another_table_of_the_same_name_get_no_vote(
+    mode: dict[str, Any], two_schemas: TwoSchemas
+) -> None:
+    """The role's search path is changed under the query: a task's session has the new one, the driver's the old."""
+    driver = two_schemas.driver(**mode)
+    driver.committer.verify_applied(None, None)
+    driver.run(0, orders(0))
+    two_schemas.search(two_schemas.second)
+    found = refused(driver, driver.write(1, orders(1), orders(2)), match="their sessions have different search paths")
+    assert f'"{two_schemas.second}"."orders"' in found.message
+    assert f'"{two_schemas.first}"."orders"' in found.message
+    assert "name the schema in table=" in found.hint
+    assert not found.may_pass
+    assert two_schemas.counts() == (1, 0)
+    two_schemas.search(two_schemas.first)
+    driver.run(1, orders(1), orders(2))
+    assert two_schemas.counts() == (3, 0)
+
+
+def test_a_driver_looks_a_name_without_a_schema_up_once(two_schemas: TwoSchemas) -> None:
+    """Sessions that it opens later, with another search path, write to the table that is compared with the ledger."""
+    driver = two_schemas.driver(commit="prepared", spool=True)
+    driver.committer.verify_applied(None, None)
+    two_schemas.search(two_schemas.second)
+    driver.run(0, orders(0))
+    assert two_schemas.counts() == (1, 0)
+
+
 # ---- row security
 
 
@@ -460,6 +529,46 @@ def test_row_security_that_begins_to_hide_rows_refuses_the_epoch(
         pg_truth.execute(off)
     assert outcomes(driver, staged, parts) == {Outcome.COMMITTED}
     assert pg_truth.count(table) == 0
+    driver.close()
+
+
+@pytest.mark.parametrize("moment", ["before the task", "under the task"])
+def test_tasks_that_copy_into_a_table_do_not_pass_its_rules_by(
+    moment: str, table: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COPY ignores rules without an error: the rows would be there, which the rule sends elsewhere or swallows."""
+    driver = pg_driver(table, orders(1), atomic=False)
+    driver.run(0, orders(1))
+    rule = f"CREATE RULE away AS ON INSERT TO {table} DO INSTEAD NOTHING"
+    if moment == "under the task":
+        altering(monkeypatch, "begin", lambda: pg_truth.execute(rule))
+        says = "it has rules or row security"
+    else:
+        pg_truth.execute(rule)
+        says = "writes by COPY, which ignores them; use atomic=True"
+    with pytest.raises(PrepareFailed, match=says):
+        driver.write(1, orders(2))
+    driver.committer.abort_orphans([])
+    assert pg_truth.prepared() == []
+    assert "has rules" in driver.committer.check(orders(1).schema)[0]
+    pg_truth.execute(f"DROP RULE away ON {table}")
+    pg_truth.execute(f"VACUUM {table}")
+    assert driver.committer.check(orders(1).schema) == []
+    driver.run(1, orders(2))
+    assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
+
+
+def test_tasks_that_copy_into_a_table_are_told_of_its_row_security(
+    table: str, role: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The server's own error is of an unsupported feature, and says nothing of the way out."""
+    driver = pg_driver(table, orders(1), atomic=False, options={"options": f"-c role={role}"})
+    pg_truth.execute(f"ALTER ROLE {role} NOBYPASSRLS; ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    (finding,) = driver.committer.check(orders(1).schema)
+    with pytest.raises(PrepareFailed, match="row security of") as caught:
+        driver.write(0, orders(1))
+    for told in (finding, caught.value.message):
+        assert "use atomic=True, or a role with BYPASSRLS, or the table's owner" in told
     driver.close()
 
 

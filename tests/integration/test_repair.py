@@ -57,7 +57,7 @@ def table(
 
     def make(retain_seconds: float = 3600.0, **options: Any) -> tuple[CheckpointKit, str]:
         name = f"{pg_schema}.orders"
-        pg_truth.execute(f"CREATE TABLE {name} (id bigint)")
+        pg_truth.execute(f"CREATE TABLE {name} (id bigint{' PRIMARY KEY' if 'key' in options else ''})")
         given = {"table": name, "marker_schema": pg_schema, **options}
         (tmp_path / f"{MODULE}.py").write_text(
             f"from epochsink import Postgres\nSINKS = {{'sink': Postgres({postgres.dsn!r}, **{given!r})}}\n"
@@ -198,15 +198,74 @@ def test_a_repair_that_is_killed_at_one_point_after_another_is_exact(
     for number in range(7):
         kit.run(number, {"sink": ids(number)})
     set_back(pg_truth, pg_schema, name, 0, *range(1, 7))
-    program = "from epochsink.cli.app import app; app()"
-    command = [sys.executable, "-c", program, "repair", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--yes"]
-    for point in ("repair.epoch.before", "postgres.copied", "postgres.merged", "postgres.committed:2"):
-        environment = {**os.environ, "EPOCHSINK_FAILPOINT": point}
-        assert subprocess.run(command, env=environment, check=False, capture_output=True).returncode == -signal.SIGKILL
+    killed(kit, "repair.epoch.before", "postgres.copied", "postgres.merged", "postgres.committed:2")
     assert repair(kit).exit_code == 0
     assert sorted(pg_truth.rows(name)) == [(number,) for number in range(7)]
     kit.coordinator = kit.start()
     assert pg_truth.prepared() == []
+
+
+def killed(kit: CheckpointKit, *points: str) -> None:
+    """Run the command in a process of its own once for each point, at which it kills itself."""
+    program = "from epochsink.cli.app import app; app()"
+    command = [sys.executable, "-c", program, "repair", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--yes"]
+    for point in points:
+        environment = {**os.environ, "EPOCHSINK_FAILPOINT": point}
+        assert subprocess.run(command, env=environment, check=False, capture_output=True).returncode == -signal.SIGKILL
+
+
+def test_a_repair_of_an_upsert_by_task_that_is_killed_at_one_point_after_another_is_exact(
+    table: Callable[..., tuple[CheckpointKit, str]], pg_schema: str, pg_truth: Truth
+) -> None:
+    """The rows are staged under the recorded attempt. A repair that was killed has left them; they count once."""
+    kit, name = table(atomic=False, key="id")
+    for number in range(4):
+        kit.run(number, {"sink": [ids(number), ids(100 + number)]})
+    set_back(pg_truth, pg_schema, name, 0, *range(1, 4), *range(101, 104))
+    killed(kit, "postgres.copied", "postgres.merged", "postgres.merged:2", "postgres.prepared", "postgres.committed:2")
+    answer = repair(kit)
+    assert answer.exit_code == 0, answer.output
+    assert sorted(value for (value,) in pg_truth.rows(name)) == [*range(4), *range(100, 104)]
+    kit.coordinator = kit.start()
+    assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
+@pytest.mark.parametrize("moment", ["repair.epoch.after", "postgres.copied"])
+@pytest.mark.parametrize(
+    "options", [{}, {"commit": "staged"}, {"atomic": False}], ids=["prepared", "staged", "by task"]
+)
+def test_a_table_that_is_set_back_again_under_a_repair_gets_no_epoch_after_the_one_that_it_lost(
+    options: dict[str, Any],
+    moment: str,
+    table: Callable[..., tuple[CheckpointKit, str]],
+    *,
+    pg_schema: str,
+    pg_truth: Truth,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second failover: the marker of the next epoch would hide from every later look that this one is missing."""
+    kit, name = table(**options)
+    for number in range(4):
+        kit.run(number, {"sink": ids(number)})
+    set_back(pg_truth, pg_schema, name, 0, 1, 2, 3)
+    reached: list[str] = []
+
+    def fail_over(point: str) -> None:
+        reached.append(point)
+        if point == moment and reached.count("repair.epoch.after") == 1:
+            set_back(pg_truth, pg_schema, name, 0, 1)
+
+    with monkeypatch.context() as meanwhile:
+        for module in ("protocol.repair", "postgres.vote", "postgres.writer"):
+            meanwhile.setattr(f"epochsink.{module}.reach", fail_over)
+        answer = repair(kit)
+    assert (answer.exit_code, "no longer holds epoch 1" in answer.output) == (1, True), answer.output
+    assert pg_truth.rows(name) == [(0,)]
+    answer = repair(kit)
+    assert answer.exit_code == 0, answer.output
+    assert sorted(value for (value,) in pg_truth.rows(name)) == [0, 1, 2, 3]
+    kit.coordinator = kit.start()
+    assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
 
 
 def test_what_is_kept_is_shown_and_dropped_when_its_time_is_over_or_the_checkpoint_is_abandoned(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 PLACE = "tests/unit/test_postgres_place.py"
+FAILOVER = "tests/integration/test_postgres_failover.py"
 EPOCHS = "tests/integration/test_postgres_epochs.py"
 SPOOLED = "tests/integration/test_postgres_spooled.py"
 MERGING = "tests/integration/test_postgres_merging.py"
@@ -92,6 +93,27 @@ MUTANTS: list[Mutant] = [
     # ---- what a task and the vote copy
     Mutant(
         "postgres/writer.py",
+        "        if self._again and not is_new:\n",
+        "        if False:\n",
+        "tests/integration/test_repair.py -k 'upsert_by_task'",
+        "a repair that can never be repeated once it was interrupted",
+    ),
+    Mutant(
+        "postgres/catalog.py",
+        "    if target.has_rules and direct:\n",
+        "    if False:\n",
+        f"{SHAPE} -k 'pass_its_rules_by and before'",
+        "rows in a table whose rule sends them elsewhere",
+    ),
+    Mutant(
+        "postgres/writer.py",
+        "        require_unchanged(self._connection, self._found.merge, copied=True)\n",
+        "        require_unchanged(self._connection, self._found.merge)\n",
+        f"{SHAPE} -k 'pass_its_rules_by and under'",
+        "rows in a table whose rule sends them elsewhere",
+    ),
+    Mutant(
+        "postgres/writer.py",
         "        if rows != self._copy.sent:\n",
         "        if False:\n",
         f"{REJECTS} -k 'counts_what_the_server_took'",
@@ -119,8 +141,8 @@ MUTANTS: list[Mutant] = [
         "other numbers than those that were written",
     ),
     Mutant(
-        "postgres/vote.py",
-        "                connection.execute(lock)\n",
+        "postgres/staging.py",
+        "        connection.execute(lock)\n",
         "",
         f"{SPOOLED} -k comes_late",
         "rows that a late COMMIT adds to those that were staged again: sums count them twice",
@@ -486,7 +508,35 @@ MUTANTS: list[Mutant] = [
         f"{ORPHANS} -k another_query_and_another_sink",
         "a query that ends the sessions of every other one",
     ),
+    Mutant(
+        "postgres/types.py",
+        "    if wider := _rounded(column, receive):\n",
+        "    if wider := None:\n",
+        f"{REJECTS} -k types_that_cut",
+        "a time of day, an interval or an amount of money that the column rounds",
+    ),
+    Mutant(
+        "postgres/types.py",
+        '    if len(finer):\n        raise pa.ArrowInvalid(\n            f"{finer[0].as_py()!r} has',
+        '    if False:\n        raise pa.ArrowInvalid(\n            f"{finer[0].as_py()!r} has',
+        f"{REJECTS} -k times_of_day",
+        "a time of day without its last digits",
+    ),
+    Mutant(
+        "postgres/repair.py",
+        "            _require_before(participant, epoch, ballots)\n",
+        "",
+        "tests/integration/test_repair.py -k 'set_back_again and prepared'",
+        "an epoch that a second failover takes back under a repair, hidden by the next one's marker",
+    ),
     # ---- another server, another table
+    Mutant(
+        "postgres/place.py",
+        "            if is_standby:\n",
+        "            if False:\n",
+        f"{FAILOVER} -k 'lags and prepared'",
+        "rows that are loaded twice, since a standby that lags was taken for an older copy",
+    ),
     Mutant(
         "postgres/place.py",
         " or self.oid != recorded.oid:",
@@ -500,6 +550,27 @@ MUTANTS: list[Mutant] = [
         "        if False:\n",
         PLACE,
         "epochs in the old primary, which are lost when it is rebuilt",
+    ),
+    Mutant(
+        "postgres/table.py",
+        "        if pending is not None and (done is None or done.parts):\n",
+        "        if False:\n",
+        f"{FAILOVER} -k 'old_primary and prepared'",
+        "an epoch in the old primary, which lacks it in the present one",
+    ),
+    Mutant(
+        "postgres/catalog.py",
+        "        if target != here:\n",
+        "        if False:\n",
+        f"{SHAPE} -k 'another_table_of_the_same_name and by-task'",
+        "rows in another table, with markers that say that they are in this one",
+    ),
+    Mutant(
+        "postgres/table.py",
+        "        return Relation(named.schema or self.schema, named.name)\n",
+        "        return named\n",
+        f"{SHAPE} -k looks_a_name",
+        "rows in another table, with markers that say that they are in this one",
     ),
     Mutant(
         "postgres/table_identity.py",

@@ -13,6 +13,7 @@ from epochsink.postgres.types import Mismatch, encoding
 
 UTC = pa.timestamp("us", "UTC")
 NAIVE = pa.timestamp("us")
+TEXTS = pa.list_(pa.string())
 
 
 def column(receive: str, *, element: str | None = None, modifier: int = -1, declared: str = "thing") -> Column:
@@ -75,6 +76,12 @@ def test_what_loses_nothing_is_sent_as_the_column_reads_it(given: pa.DataType, r
         (pa.list_(pa.int64()), column("array_recv", element="int4recv"), "can lose data"),
         (pa.list_(pa.string()), column("textrecv"), "can lose data"),
         (pa.duration("us"), column("time_recv"), "column of type interval"),
+        (pa.string(), column("time_recv", modifier=0, declared="time(0)"), "change the column's type to time"),
+        (pa.large_string(), column("timetz_recv", modifier=3), "change the column's type to timetz"),
+        (pa.string(), column("interval_recv", modifier=6 << 16 | 0xFFFF), "change the column's type to interval"),
+        (pa.string(), column("cash_recv", declared="money"), "change the column's type to numeric"),
+        (TEXTS, column("array_recv", element="time_recv", modifier=2), "change the column's type to time[]"),
+        (TEXTS, column("array_recv", element="cash_recv"), "change the column's type to numeric[]"),
     ],
 )
 def test_what_would_lose_values_is_refused_with_the_cast_to_write(
@@ -89,6 +96,8 @@ def test_what_would_lose_values_is_refused_with_the_cast_to_write(
     ("given", "target", "staged_as"),
     [
         (pa.string(), column("inet_recv", declared="inet"), "text"),
+        (pa.string(), column("time_recv", modifier=6, declared="time(6)"), "text"),
+        (pa.string(), column("interval_recv", declared="interval"), "text"),
         (pa.list_(pa.string()), column("array_recv", element="uuid_recv", declared="uuid[]"), "text[]"),
         (pa.list_(pa.string()), column("array_recv", element="varcharrecv", declared="varchar[]"), "text[]"),
         (pa.list_(UTC), column("array_recv", element="timestamptz_recv", declared="timestamptz[]"), "timestamp[]"),
@@ -97,6 +106,18 @@ def test_what_would_lose_values_is_refused_with_the_cast_to_write(
 def test_what_has_no_binary_form_is_staged_and_cast(given: pa.DataType, target: Column, staged_as: str) -> None:
     chosen = encoding(pa.field("c", given), target)
     assert (chosen.staged_as, chosen.cast_to) == (staged_as, target.bare_type)
+
+
+@pytest.mark.parametrize("receive", ["time_recv", "timetz_recv"])
+def test_a_time_of_day_finer_than_a_microsecond_is_named(receive: str) -> None:
+    exact = ["12:30:00", None, "12:30:00.123456", "12:30:00.1234560+02"]
+    scalar = encoding(pa.field("c", pa.string()), column(receive)).convert
+    listed = encoding(pa.field("c", TEXTS), column("array_recv", element=receive)).convert
+    assert scalar(pa.array(exact)).to_pylist() == exact
+    assert listed(pa.array([exact, None], TEXTS)).to_pylist() == [exact, None]
+    for array, convert in ((pa.array([None, "12:30:00.1234565"]), scalar), (pa.array([["0:0:0.0000001"]]), listed)):
+        with pytest.raises(pa.ArrowInvalid, match="more than 6 digits after the second"):
+            convert(array)
 
 
 def test_spark_names_the_elements_of_a_list_in_its_own_way() -> None:

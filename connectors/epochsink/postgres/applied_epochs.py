@@ -54,6 +54,10 @@ class Marker:
         self._key = identity_key(identity)
         self.base: str | None = identity.origin.get("base")
 
+    def __str__(self) -> str:
+        """Return the table as SQL."""
+        return self._table.as_string()
+
     def join(self, connection: Connection, base: str) -> None:
         """Insert the row that precedes the first epoch. May be repeated."""
         # In one request: the session of a driver that dies between two, and stays open at the server, would keep the
@@ -87,6 +91,12 @@ class Marker:
         query = "SELECT attempt FROM {} WHERE key = %s AND epoch = %s AND attempt <> ALL (%s) LIMIT 1"
         found = self._fetch(connection, query, epoch, attempts)
         return None if found is None else str(found)
+
+    def sink_of(self, connection: Connection, key: str) -> str | None:
+        """Return the sink of the same query that has left marks under ``key``; None if there is no such sink."""
+        query = sql.SQL("SELECT sink FROM {} WHERE key = %s AND query_id = %s LIMIT 1").format(self._table)
+        row = connection.execute(query, [key, self._identity.query_id]).fetchone()
+        return row[0] if row else None
 
     def newest(self, connection: Connection) -> int | None:
         """Return the newest epoch that is applied, or None."""

@@ -17,7 +17,7 @@ from epochsink.errors import PrepareFailed
 from epochsink.postgres.committable import Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from epochsink.postgres.committable import Merge
     from epochsink.postgres.server import Connection
@@ -148,14 +148,23 @@ class Target:
         return [index for index in self.unique if index.keys() == set(key)]
 
 
+def located(connection: Connection, relation: Relation) -> Relation:
+    """Return the table with its schema: if the name has none, the first one on the session's search path that has it.
+
+    Without a schema if there is no such table. Raises `psycopg.Error`.
+    """
+    if relation.schema is not None:
+        return relation
+    found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
+    return Relation(found[0] if found else None, relation.name)
+
+
 def read_target(connection: Connection, relation: Relation) -> Target | None:
     """Return the table as it is now, or None if this user sees no such table.
 
     Also within a transaction on the target, whose search path is the user's (see `begin`).
     """
-    if relation.schema is None:
-        found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
-        relation = Relation(found[0] if found else None, relation.name)
+    relation = located(connection, relation)
     # one round trip, since each transaction that writes looks here; a message of several statements takes no parameters
     ours_and_back = sql.SQL(
         "SET LOCAL search_path = pg_catalog, pg_temp; {}; SELECT pg_catalog.set_config('search_path', {}, true)"
@@ -186,8 +195,25 @@ class TableChanged(PrepareFailed):
     """The table has changed since rows were staged for it or copied into it. They have to be written again."""
 
 
-def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str]:
-    """Yield why the table cannot hold epochs safely, each with the way out."""
+def require_target(connection: Connection, relation: Relation, targets: Collection[Relation]) -> None:
+    """Raise `TableChanged` unless tasks have written to the table that this session finds, whose epochs are compared.
+
+    A name without a schema is looked up on the search path, which each session has from its role and its environment.
+    """
+    here = located(connection, relation)
+    for target in targets:
+        if target != here:
+            raise TableChanged(
+                f"tasks have written to {target}, and the driver writes to {here}: table={relation.name!r} names no "
+                "schema, and their sessions have different search paths",
+                hint="name the schema in table=. The role's search_path was changed while the query ran (a restart "
+                "finds the new one), or options or PGOPTIONS of driver and executors differ",
+                may_pass=False,
+            )
+
+
+def unsafe(target: Target, key: Sequence[str], *, deletes: bool, direct: bool = False) -> Iterator[str]:
+    """Yield why the table cannot hold epochs safely, each with the way out. ``direct``: tasks copy into it."""
     if target.unlogged:
         alter = " ".join(f"ALTER TABLE {name} SET LOGGED;" for name in target.unlogged)
         yield (
@@ -199,6 +225,16 @@ def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str
             f"row security of {target.relation} applies to this user: a delete_when= row whose target a policy hides "
             "would delete nothing, without an error; use a role with BYPASSRLS, or the table's owner"
         )
+    if target.has_rules and direct:
+        yield (
+            f"{target.relation} has rules, and atomic=False without key= writes by COPY, which ignores them; use "
+            f"atomic=True, or drop the rules, then VACUUM {target.relation}, which notes that there are none"
+        )
+    if target.row_security and direct:
+        yield (
+            f"row security of {target.relation} applies to this user, and atomic=False without key= writes by COPY, "
+            "which is refused then; use atomic=True, or a role with BYPASSRLS, or the table's owner"
+        )
     if key and not target.unique_for(key):
         known = "; ".join(", ".join(index) for index in target.unique) or "none"
         columns = sql.SQL(", ").join(map(sql.Identifier, key)).as_string()
@@ -209,9 +245,9 @@ def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str
         )
 
 
-def require_safe(target: Target, key: Sequence[str], *, deletes: bool) -> None:
+def require_safe(target: Target, key: Sequence[str], *, deletes: bool, direct: bool = False) -> None:
     """Raise `PrepareFailed` if the table cannot hold epochs safely; an operator has to act."""
-    found = list(unsafe(target, key, deletes=deletes))
+    found = list(unsafe(target, key, deletes=deletes, direct=direct))
     if found:
         raise PrepareFailed(
             "; ".join(found), hint="change the table as said above, then restart the query", may_pass=False

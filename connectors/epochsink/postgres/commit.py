@@ -25,6 +25,7 @@ from epochsink.postgres.committable import WHOLE, read_part
 from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.errors import AwaitsStandby, describe, failure, is_contended, is_passing, rule_of
 from epochsink.postgres.merge import merge
+from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.sessions import watched
 from epochsink.retry import retrying
@@ -150,6 +151,7 @@ class Commit:
         # each sink has a marker in the transaction; for another one it may have been prepared again by itself, once a
         # later start has set the sinks apart
         sink, member = next((one, part.members[one]) for one in part.members if one in ballots)
+        Place.of(connection)  # refuses a standby, which may lack the marker
         applied_by = self._marker(sink, member).attempt(connection, epoch.number, part.name)
         if applied_by == part.attempt:
             return COMMITTED

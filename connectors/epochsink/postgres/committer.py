@@ -31,7 +31,7 @@ from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.remnants import name_holder, remnants
 from epochsink.postgres.repair import lacking, reapply
 from epochsink.postgres.server import PING_SECONDS, Server, deadline
-from epochsink.postgres.sessions import Session, SessionName, watched
+from epochsink.postgres.sessions import Session, SessionName, unblocked, watched
 from epochsink.postgres.spooled import SpooledRows
 from epochsink.postgres.table import Table
 from epochsink.postgres.table_identity import require_same_table
@@ -181,21 +181,25 @@ class PostgresCommitter(Participant):
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
         table = self._tables[sink]
-        marker = table.marker
         with self._ask(sink, f"reading the marker of {table}") as connection:
+            with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
+                self._tables[sink] = table = table.located(connection)
+                if pending is not None:
+                    # here, as nothing must be finished on an old primary: what it still has prepared is committed
+                    table.require_place(connection, done, pending)
             try:
-                with deadline(connection, self._retry_seconds):
+                with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
                     table.require_place(connection, done)
-                    marker.verify(connection, table.relation, done, pending)
+                    table.marker.verify(connection, table.relation, done, pending)
             except WentBack:
                 if done:
                     again = finish_again(connection, self._server, self._retry_seconds, table, done)
                 else:
-                    again = _join_again(connection, table, pending)
+                    again = table.join_again(connection, pending)
                 if not again:
                     raise
-                marker.verify(connection, table.relation, done, pending)
-            with deadline(connection, self._retry_seconds):
+                table.marker.verify(connection, table.relation, done, pending)
+            with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
                 require_same_table(connection, table, done, pending)
 
     def audit(
@@ -204,7 +208,7 @@ class PostgresCommitter(Participant):
         """Compare markers, and count the rows that each epoch has appended; see `epochsink.postgres.audit`."""
         table = self._tables[sink]
         with self._ask(sink, f"comparing {table} with the ledger") as connection:
-            table.require_place(connection, done)
+            table.require_place(connection, done, pending)
             table.marker.verify(connection, table.relation, done, pending)
             return audit(connection, table, receipts)
 
@@ -307,7 +311,7 @@ class PostgresCommitter(Participant):
                     if still_prepared(connection, {str(recorded.gid)}):
                         return part
                 (task,) = member.tasks
-                writer = by_task_writer(table.config, Task(table.identity, again, 0, task))
+                writer = by_task_writer(table.config, Task(table.identity, again, 0, task), again=True)
                 return write_all(writer, ballot.rows.read(task))
             if recorded.is_seal:
                 # a failover may have lost the seal before tasks' parts were committed; a repair knows only what lacks
@@ -384,15 +388,6 @@ class PostgresCommitter(Participant):
     @property
     def _query_id(self) -> str:
         return self.identities[self._first].query_id
-
-
-def _join_again(connection: Connection, table: Table, pending: LastDone | None) -> bool:
-    """Insert the mark of joining again if no epoch was ever committed: its loss hides no epoch."""
-    marker = table.marker
-    if pending is not None or marker.base is None:
-        return False
-    marker.join(connection, marker.base)
-    return True
 
 
 def _is_worth_voting_again(error: BaseException) -> bool:

@@ -76,6 +76,11 @@ class PostgresConfig:
         """Whether rows that the target refuses become dead letters."""
         return self.on_rejected == "dead_letter"
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether tasks copy straight into the target, with no merge that could cast values or obey rules."""
+        return not self.atomic and not self.key
+
     def mode(self, max_prepared_transactions: int) -> Mode:
         """Return how an epoch waits for the decision on a server with this limit."""
         if self.commit == "auto":

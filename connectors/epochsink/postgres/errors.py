@@ -33,6 +33,10 @@ class AwaitsStandby(psycopg.OperationalError):
     """A PREPARE or COMMIT was cancelled while it waited for a synchronous standby. It took effect on this server."""
 
 
+class Blocked(psycopg.OperationalError):
+    """A read of the markers waited for the lock of another session, which may itself wait for what is prepared."""
+
+
 class Retry(enum.Enum):
     """When a retry may help: never, once the server accepts connections, in a new transaction, or in a new attempt."""
 
@@ -112,6 +116,12 @@ RULES: Final = (  # the first match counts
         Retry.ATTEMPT,
         "bring the standby back (SELECT * FROM pg_stat_replication), or take it out of synchronous_standby_names",
     ),
+    Rule(
+        Blocked,
+        PrepareFailed,
+        Retry.ATTEMPT,
+        "change or rewrite the marker table (ALTER TABLE, VACUUM FULL, CLUSTER) only while no query runs",
+    ),
     _fails(
         SharedSession,
         "connect to the server itself, or to a pool in session mode (PgBouncer: pool_mode=session): the settings of a "
@@ -166,7 +176,7 @@ def rule_of(error: psycopg.Error) -> Rule:
 
 def is_disconnected(error: BaseException) -> bool:
     """Return whether the connection is lost, so that the outcome of its last statement is unknown."""
-    if not isinstance(error, psycopg.OperationalError) or isinstance(error, (Refused, AwaitsStandby)):
+    if not isinstance(error, psycopg.OperationalError) or isinstance(error, (Refused, AwaitsStandby, Blocked)):
         return False
     # libpq's own errors have no SQLSTATE; 08 is a lost connection, 57P a server that ends its sessions
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))

@@ -52,7 +52,8 @@ def examine(config: PostgresConfig, connection: Connection) -> Iterator[Finding]
         else:
             yield Finding("table", f"{relation} does not exist", "create it, or set create=True", is_fatal=True)
         return
-    unfit = [*preflight.check_kind(target), *unsafe(target, config.key, deletes=config.delete_when is not None)]
+    deletes = config.delete_when is not None
+    unfit = [*preflight.check_kind(target), *unsafe(target, config.key, deletes=deletes, direct=config.is_direct)]
     if mode == "staged":
         unfit += preflight.check_publications(config, connection)
     yield from _fatal("table", unfit)

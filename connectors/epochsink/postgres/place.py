@@ -4,6 +4,9 @@ A copy of the data includes the markers, so they cannot tell a copy from the ori
 makes it, and it stays through crashes, physical backups and failovers. A new timeline begins whenever a standby is
 promoted or a backup is recovered; its number is larger than that of the timeline before. So a larger timeline means a
 failover, and the markers show whether that lost commits. A smaller timeline means that this server is the old primary.
+
+A standby has no timeline of its own, and may not have replayed yet what it has received. So its markers prove nothing,
+and it is no place.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.server import Connection
 
-_DATABASE: Final = "SELECT oid, datname FROM pg_database WHERE datname = current_database()"
+_DATABASE: Final = "SELECT oid, datname, pg_is_in_recovery() FROM pg_database WHERE datname = current_database()"
 _CLUSTER: Final = (
     # the timeline is the first part of a WAL file's name: pg_control_checkpoint() tells that of the last checkpoint,
     # which a promotion may not have made yet
@@ -31,9 +34,8 @@ _UNTOLD: Final = (
     errors.InsufficientPrivilege,
     errors.UndefinedFunction,
     errors.FeatureNotSupported,
-    errors.ObjectNotInPrerequisiteState,
 )
-"""Some hosted servers refuse the question, and a standby has no timeline of its own."""
+"""Some hosted servers refuse the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,15 @@ class Place:
 
     @classmethod
     def of(cls, connection: Connection) -> Self:
-        """Return where a session is; asked once a session. Raises `psycopg.Error`."""
+        """Return where a session is; asked once a session. Raises `psycopg.Error`, also if it is on a standby."""
         if connection.place is None:
-            oid, name = connection.execute(_DATABASE).fetchone() or (0, "")
+            oid, name, is_standby = connection.execute(_DATABASE).fetchone() or (0, "", False)
+            if is_standby:
+                # the next try opens a session anew, perhaps on another host of the dsn
+                connection.close()
+                raise errors.ReadOnlySqlTransaction(
+                    "the server is a standby (pg_is_in_recovery), and what it has not replayed yet would look lost"
+                )
             try:
                 cluster, timeline = connection.execute(_CLUSTER).fetchone() or (None, 0)
             except _UNTOLD:
@@ -84,7 +92,8 @@ class Place:
                 f"table {table} is on timeline {self.timeline} of its cluster, and epoch {epoch} was prepared on "
                 f"timeline {recorded.timeline}: this server is the old primary; a standby was promoted",
                 hint="name the present primary in dsn= (several hosts with target_session_attrs=read-write); "
-                "stop this server",
+                "stop this server. If that primary is lost for good, and this server holds every row up to the newest "
+                "done epoch: epochsink accept CHECKPOINT EPOCH --sink NAME",
             )
 
     def __str__(self) -> str:

@@ -187,8 +187,8 @@ def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
 
 def _check_target(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
     yield from check_kind(target)
-    yield from unsafe(target, config.key, deletes=config.delete_when is not None)
-    encodings, unfit = fit(schema, target, direct=not config.atomic and not config.key)
+    yield from unsafe(target, config.key, deletes=config.delete_when is not None, direct=config.is_direct)
+    encodings, unfit = fit(schema, target, direct=config.is_direct)
     yield from unfit
     for column in unfilled(schema, target):
         yield (

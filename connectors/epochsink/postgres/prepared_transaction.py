@@ -60,12 +60,15 @@ def begin(connection: Connection) -> None:
     What is executed in it names pg_catalog for every function and operator. Raises `PrepareFailed` if the server does
     not write to disk what it acknowledges, `psycopg.Error`.
     """
-    begun = connection.execute(
-        sql.SQL(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
-            "SELECT pg_catalog.set_config('search_path', {}, true), pg_catalog.current_setting('fsync')"
-        ).format(sql.Literal(connection.search_path))
-    )
+    statement = sql.SQL(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
+        "SELECT pg_catalog.set_config('search_path', {}, true), pg_catalog.current_setting('fsync')"
+    ).format(sql.Literal(connection.search_path))
+    try:
+        begun = connection.execute(statement)
+    except errors.FeatureNotSupported as refused:
+        # so a standby answers READ WRITE; every other statement that writes gets the error that says what it is
+        raise errors.ReadOnlySqlTransaction(refused.diag.message_primary or "") from refused
     begun.nextset()
     _, fsync = begun.fetchone() or ("", "")
     # here and not only in the check before the first row: a reload changes it under a running query

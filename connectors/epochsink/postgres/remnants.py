@@ -198,6 +198,16 @@ def name_holder(connection: Connection, tables: Sequence[Table], waited: Prepare
             f"back: epochsink orphans --dsn DSN --end '{gid}'"
         )
         return waited
+    sink = tables[0].marker.sink_of(connection, owner.key)
+    if sink is not None:
+        # the decision on this epoch would come after this vote: to wait again, or in another attempt, helps nothing
+        waited.facts["may_pass"] = False
+        waited.message += f": it is of sink '{sink}' of this query, and holds them until this epoch is decided"
+        waited.hint = (
+            "sinks that write the same rows have to share a transaction: give both atomic=True, and dsn=, options= and "
+            "commit= in the same words; or by where= give them rows of different keys"
+        )
+        return waited
     waited.message += f": it belongs to another query, '{owner.label or owner.key}', which has not committed it"
     waited.hint = (
         "if that query will not run again, end what its checkpoint holds: epochsink abandon ITS_CHECKPOINT --sinks "

@@ -63,6 +63,9 @@ def reapply(participant: Participant, epoch: Epoch, ballots: Ballots) -> Mapping
         if any(verdict.outcome is Outcome.ABORTED for (verdict,) in found.values()):
             again = participant.replay(epoch, recorded, shared, part.attempt)
             shared = {name: replace(ballot, parts=[again]) for name, ballot in shared.items()}
+            # Not before the replay, which may have reached another server: if a failover that comes later spares what
+            # was prepared, it spares what was committed before that too.
+            _require_before(participant, epoch, ballots)
             found = participant.commit(epoch, shared)
         for name, verdict in found.items():
             verdicts[name] += verdict
@@ -72,3 +75,19 @@ def reapply(participant: Participant, epoch: Epoch, ballots: Ballots) -> Mapping
         # now, not at the end: the staged rows of all lacking epochs may fill the disk
         participant.finish(epoch, shared)
     return verdicts
+
+
+def _require_before(participant: Participant, epoch: Epoch, ballots: Ballots) -> None:
+    """Raise `WentBack` if a table has lost the epoch before this one again, which was there or has just been applied.
+
+    This epoch's marker would hide that from every later comparison.
+    """
+    for name, ballot in ballots.items():
+        newest = participant.newest(name)
+        before = -1 if ballot.after is None else ballot.after.epoch
+        if (-1 if newest is None else newest) < before:
+            raise WentBack(
+                f"sink '{name}': its table no longer holds epoch {before}, after which epoch {epoch.number} was to be "
+                "applied again: the server has failed over, or was set back, since this repair began",
+                hint="type the command again: it begins with what is missing now",
+            )

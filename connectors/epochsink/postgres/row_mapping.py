@@ -46,7 +46,7 @@ class Fitted:
                 hint="it was dropped or renamed while the query ran: create it again, then restart the query",
                 may_pass=False,
             )
-        require_safe(target, config.key, deletes=config.delete_when is not None)
+        require_safe(target, config.key, deletes=config.delete_when is not None, direct=direct)
         encodings, findings = fit(schema, target, direct=direct)
         if findings:
             raise PrepareFailed(

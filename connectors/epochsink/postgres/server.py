@@ -37,6 +37,15 @@ _ROUNDS: Final = 5
 _SET: Final = ("search_path", "TimeZone", "lock_timeout", "synchronous_commit")
 """Settings that `Server.connect` changes for a whole session. All others are set for one transaction."""
 _SETTINGS: Final = "SELECT name, pg_catalog.current_setting(name) FROM pg_catalog.unnest(%s::pg_catalog.text[]) AS name"
+_EXCLUSIVE: Final = """
+SELECT pg_catalog.string_agg(
+    pg_catalog.concat(a.pid, ' (', a.usename, ': ', pg_catalog.substring(a.query, '[A-Za-z]+ [A-Za-z]+'), ')'), ', '
+)
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid
+WHERE l.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)
+  AND l.mode OPERATOR(pg_catalog.=) 'AccessExclusiveLock'
+"""
+"""The sessions that readers of a table wait for, with the first two words of their statements: others may be values."""
 _own_sessions: Final[set[tuple[str | None, ...]]] = set()
 """Addresses of poolers known to be in session mode, so that each process checks only once."""
 OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
@@ -163,13 +172,17 @@ class Server:
         query = "SELECT current_setting('synchronous_standby_names') WHERE pg_catalog.pg_cancel_backend(%s)"
         return self._beside(query, backend) or ""
 
-    def _beside(self, query: str, backend: int) -> str | None:
+    def lockers(self, table: str) -> str:
+        """Return the sessions that have locked a table against readers, or wait for that lock; "" if none is known."""
+        return self._beside(_EXCLUSIVE, table) or ""
+
+    def _beside(self, query: str, value: object) -> str | None:
         """Run ``query`` in a new session. Return None if nothing answers; a refusal counts as an answer, ""."""
         try:
             other = Connection.connect(**self.parameters, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type] # as in `_connect`
             with closing(other), deadline(other, PING_SECONDS):
                 # A role set by options= may not see the other session; the login user does.
-                row = other.execute("SET ROLE NONE").execute(query, [backend]).fetchone()
+                row = other.execute("SET ROLE NONE").execute(query, [value]).fetchone()
         except psycopg.OperationalError as error:
             return "" if "FATAL:" in str(error) else None
         return str(row[0] or "") if row else ""

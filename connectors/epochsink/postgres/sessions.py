@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import psycopg
+from psycopg import errors
 
 from epochsink.identity import PREFIX
-from epochsink.postgres.errors import AwaitsStandby
+from epochsink.postgres.errors import AwaitsStandby, Blocked
 from epochsink.postgres.server import PING_SECONDS, cut, deadline
 
 if TYPE_CHECKING:
@@ -89,6 +90,30 @@ class Session:
             with suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
+
+
+@contextmanager
+def unblocked(connection: Connection, server: Server, table: str, seconds: float) -> Iterator[None]:
+    """Like `deadline`, for statements that read ``table``. Raises `Blocked` if they waited for other sessions.
+
+    What is prepared holds a lock on the markers. A statement that rewrites them waits for that, and every reader waits
+    for the statement: so does the comparison before the commit, and nobody would ever go on.
+    """
+    began = time.monotonic()
+    try:
+        with deadline(connection, seconds):
+            yield
+    except psycopg.OperationalError as failure:
+        waited = time.monotonic() - began
+        if not isinstance(failure, errors.LockNotAvailable) and waited < seconds:
+            raise
+        lockers = server.lockers(table)
+        if not lockers:
+            raise
+        raise Blocked(
+            f"waited {waited:.0f} s for table {table}, which is locked, or about to be, by session {lockers}; that may "
+            "wait itself for what this query has prepared: cancel it by SELECT pg_cancel_backend(PID)"
+        ) from failure
 
 
 @contextmanager

@@ -101,6 +101,21 @@ class Staging:
             # a crash that loses unlogged rows, or their commit, fails the vote
             connection.execute("SET LOCAL synchronous_commit = off")
 
+    def clear(self, connection: Connection, task: str | None = None) -> None:
+        """Delete the rows, or those of one task, in the transaction under way, which then copies them anew.
+
+        For whoever repeats a COPY: the server may have committed the first one, whose reply was lost, or is about to.
+        """
+        # waits for a COPY that is about to be committed, and lets none begin
+        lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(self.relation.quoted)
+        connection.execute(lock)
+        statement = sql.SQL("DELETE FROM {}").format(self.relation.quoted)
+        if task is not None:
+            statement = sql.SQL("{} WHERE {} OPERATOR(pg_catalog.=) {}").format(
+                statement, sql.Identifier(TAG), sql.Literal(tag(task))
+            )
+        connection.execute(statement)
+
     def ensure(self, connection: Connection, columns: Mapping[str, str], checks: Mapping[str, str], note: Note) -> bool:
         """Create the table if no other task has: columns with their SQL types, CHECK constraints by name.
 

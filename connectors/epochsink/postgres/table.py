@@ -10,6 +10,7 @@ from psycopg import errors
 from epochsink.errors import WentBack
 from epochsink.identity import identity_key
 from epochsink.postgres.applied_epochs import Marker
+from epochsink.postgres.catalog import located
 from epochsink.postgres.committable import WHOLE, Relation, read_part
 from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.orphans import Orphans
@@ -27,11 +28,17 @@ class Table:
 
     config: PostgresConfig
     identity: Identity
+    schema: str | None = None
 
     @property
     def relation(self) -> Relation:
-        """The target table."""
-        return Relation.of(self.config.table)
+        """The target table, in ``schema`` if its own name has none."""
+        named = Relation.of(self.config.table)
+        return Relation(named.schema or self.schema, named.name)
+
+    def located(self, connection: Connection) -> Self:
+        """Return it with its schema. To be done once: sessions that are opened later may have another search path."""
+        return replace(self, schema=located(connection, self.relation).schema)
 
     @property
     def key(self) -> str:
@@ -66,13 +73,22 @@ class Table:
         }
         return replace(self, config=PostgresConfig(**given | recorded))
 
-    def require_place(self, connection: Connection, done: LastDone | None) -> None:
-        """Raise `WentBack` if the newest epoch was prepared in another database."""
-        if done is None:
-            recorded = Place.from_json(self.identity.origin.get("place"))
-        else:
-            recorded = next((part.place for part in map(read_part, done.parts)), None)
-        Place.of(connection).require(recorded, self.relation, done.epoch if done else -1)
+    def require_place(self, connection: Connection, done: LastDone | None, pending: LastDone | None = None) -> None:
+        """Raise `WentBack` if the newest epochs were prepared in another database, or this is the old primary."""
+        here = Place.of(connection)
+        recorded = Place.from_json(self.identity.origin.get("place")) if done is None else _place_of(done)
+        here.require(recorded, self.relation, done.epoch if done else -1)
+        # the first epoch after a failover: `done` is of before it. Whoever accepts a target accepts its server too
+        if pending is not None and (done is None or done.parts):
+            here.require(_place_of(pending), self.relation, pending.epoch)
+
+    def join_again(self, connection: Connection, pending: LastDone | None) -> bool:
+        """Insert the mark of joining again if no epoch was ever committed: its loss hides no epoch."""
+        marker = self.marker
+        if pending is not None or marker.base is None:
+            return False
+        marker.join(connection, marker.base)
+        return True
 
     def expect(self, connection: Connection, after: LastDone | None, own: LastDone | None = None) -> None:
         """Raise `WentBack` unless the newest epoch that is done (None: not known) is there, and nothing but ``own``."""
@@ -100,3 +116,10 @@ class Table:
 
     def __str__(self) -> str:
         return str(self.relation)
+
+
+def _place_of(last: LastDone) -> Place | None:
+    """Return where an epoch was prepared; None if that is not recorded."""
+    places = [part.place for part in map(read_part, last.parts) if part.place is not None]
+    # parts that were prepared again have the timeline of then
+    return max(places, key=lambda place: place.timeline, default=None)

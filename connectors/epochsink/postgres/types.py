@@ -69,6 +69,7 @@ _MICROSECONDS: Final = (-210866803200000000, 2**63 - 1)
 _BIGINT_DIGITS: Final = 19
 _UUID_DIGITS: Final = 32
 _TIMES: Final = {"timestamp_recv", "timestamptz_recv"}
+_TIMES_OF_DAY: Final = {"time_recv": "time", "timetz_recv": "timetz"}
 _FRACTION_DIGITS: Final = 6
 
 
@@ -162,9 +163,13 @@ def inexact_text(column: Column) -> str | None:
     """Return a regular expression for text that a cast to the column's type would round or cut without an error."""
     if column.receive == "date_recv":
         return r"\d[T ]\d\d:"
+    if _rounded(column, column.element or column.receive):
+        return ""  # which texts it keeps is not said by their form: none is taken
     digits = None
     if {column.receive, column.element} & _TIMES and 0 <= column.modifier < _FRACTION_DIGITS:
         digits = column.modifier
+    elif not _TIMES_OF_DAY.keys().isdisjoint({column.receive, column.element}):
+        digits = _FRACTION_DIGITS
     elif "numeric_recv" in {column.receive, column.element} and column.modifier >= 0:
         digits = max(_scale(column.modifier), 0)
     return None if digits is None else rf"\.\d{{{digits}}}\d*[1-9]"
@@ -235,7 +240,7 @@ def _string(field: pa.Field, column: Column) -> Encoding:
     if column.receive in _HAVE_ARROW_TYPES:
         raise Mismatch(_refusal(field, column))
     _refuse_cutting(field, column, column.receive)
-    return Encoding(field, _as_is, "text", column.bare_type)
+    return Encoding(field, _unrounded_text if column.receive in _TIMES_OF_DAY else _as_is, "text", column.bare_type)
 
 
 def _refuse_cutting(field: pa.Field, column: Column, receive: str) -> None:
@@ -250,6 +255,35 @@ def _refuse_cutting(field: pa.Field, column: Column, receive: str) -> None:
             f"{field.type} from Spark into {column.declared}: the cast to an array of a domain truncates values "
             "without an error; change the column to an array of the domain's base type"
         )
+    if wider := _rounded(column, receive):
+        raise Mismatch(
+            f"{field.type} from Spark into {column.declared}: the server would round or drop what this type does not "
+            f"keep, without an error; change the column's type to {wider}"
+        )
+
+
+def _rounded(column: Column, receive: str) -> str | None:
+    """Return the type to use in place of one that rounds text, or drops fields of it, without an error."""
+    array = "[]" if column.element else ""
+    if receive == "cash_recv":
+        return f"numeric{array}"
+    if receive == "interval_recv" and column.modifier >= 0:
+        return f"interval{array}"
+    if receive in _TIMES_OF_DAY and 0 <= column.modifier < _FRACTION_DIGITS:
+        return f"{_TIMES_OF_DAY[receive]}{array}"
+    return None
+
+
+def _unrounded_text(array: pa.Array) -> pa.Array:
+    """Raise `pyarrow.ArrowInvalid` for times of day finer than a microsecond, which the server would round."""
+    texts = array.flatten() if pa.types.is_list(array.type) else array
+    finer = texts.filter(pc.match_substring_regex(texts, rf"\.\d{{{_FRACTION_DIGITS}}}\d*[1-9]"))
+    if len(finer):
+        raise pa.ArrowInvalid(
+            f"{finer[0].as_py()!r} has more than {_FRACTION_DIGITS} digits after the second, and the column would "
+            "round it; cut it in select="
+        )
+    return array
 
 
 def _array(field: pa.Field, column: Column) -> Encoding:
@@ -257,7 +291,8 @@ def _array(field: pa.Field, column: Column) -> Encoding:
     if _is_string(inner) and element not in _HAVE_ARROW_TYPES:
         exact = element == "textrecv"
         _refuse_cutting(field, column, element)
-        return Encoding(field, _as_is) if exact else Encoding(field, _as_is, "text[]", column.bare_type)
+        convert = _unrounded_text if element in _TIMES_OF_DAY else _as_is
+        return Encoding(field, _as_is) if exact else Encoding(field, convert, "text[]", column.bare_type)
     target = _binary_target(inner, column, element)
     if target is None:
         raise Mismatch(_refusal(field, column))

@@ -13,7 +13,7 @@ from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import PreparedName
 from epochsink.postgres import orphans
-from epochsink.postgres.catalog import require_unchanged
+from epochsink.postgres.catalog import require_target, require_unchanged
 from epochsink.postgres.committable import WHOLE, Part, read_answer, read_part
 from epochsink.postgres.dead_letter import Letters, as_letter, halves_of_batch, is_refusal, refused
 from epochsink.postgres.merge import merge, verify, verify_casts
@@ -125,10 +125,8 @@ class _Incoming:
         with transaction(connection):
             staging.relax(connection)
             if not is_new:
-                # the vote is repeated: the server may have committed a COPY whose reply was lost, or is about to
-                lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(staging.relation.quoted)
-                connection.execute(lock)
-                connection.execute(sql.SQL("DELETE FROM {}").format(staging.relation.quoted))
+                # the vote is repeated
+                staging.clear(connection)
             if self.sets_aside:
                 self._fill_by_halves(staging)
             else:
@@ -173,9 +171,14 @@ def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Bal
     prepared after the epoch before is committed, and is committed first. So a server that has lost that commit has lost
     the seal too, and the tasks' rows cannot hide that.
     """
+    # first: what a standby lacks proves nothing
+    place = Place.of(connection)
     table.expect(connection, ballot.after)
     table.refuse_applied(connection, epoch, [epoch.attempt])
     written = [read_part(answer) for answer in ballot.parts]
+    require_target(
+        connection, table.relation, {member.merge.target for part in written for member in part.members.values()}
+    )
     gids = {part.gid for part in written if part.gid}
     missing = gids - orphans.still_prepared(connection, gids)
     if missing:
@@ -183,7 +186,6 @@ def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Bal
             f"prepared transaction(s) {', '.join(sorted(missing))} are not in pg_prepared_xacts",
             hint="they were rolled back; Spark runs the epoch again when the query restarts",
         )
-    place = Place.of(connection)
     empty = replace(written[0].members[table.identity.sink], table=None, tasks=(), rows=0)
     share = Share(table, empty, ballot.after)
     # after the tasks' transactions were seen: so they are older in the server's log
@@ -218,6 +220,7 @@ def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> P
                 incoming = _Incoming(connection, share.table, share.rows)
             members[sink] = incoming.stage(epoch)
         else:
+            require_target(connection, share.table.relation, {share.rows.merge.target})
             members[sink] = share.rows
     return _merged(connection, epoch, shares, members)
 
@@ -239,6 +242,7 @@ def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], m
 
     if not staged[0].logged:
         return _prepared(connection, epoch, shares, members, write)
+    place = Place.of(connection)
     for sink, member in members.items():
         _verify_staged(connection, epoch, shares[sink], member)
     if any(share.table.config.validate or share.table.config.sets_aside for share in shares.values()):
@@ -246,7 +250,7 @@ def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], m
             write()
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             connection.rollback()
-    return Part(epoch.attempt, members, None, Place.of(connection))
+    return Part(epoch.attempt, members, None, place)
 
 
 def _verify_staged(connection: Connection, epoch: Epoch, share: Share, member: Member) -> None:

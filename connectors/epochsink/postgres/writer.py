@@ -40,9 +40,12 @@ CONNECT_SECONDS: Final = 20.0
 """Seconds for which a task waits for a server that restarts or has no free partition."""
 
 
-def by_task_writer(config: PostgresConfig, task: Task) -> CopyWriter:
-    """Return the writer of a task that prepares its own transaction, connected. Raises `PrepareFailed`."""
-    return MergingWriter(config, task) if config.key else DirectWriter(config, task)
+def by_task_writer(config: PostgresConfig, task: Task, *, again: bool = False) -> CopyWriter:
+    """Return the writer of a task that prepares its own transaction, connected. Raises `PrepareFailed`.
+
+    ``again``: the rows may be staged already, by a repair of this attempt that was interrupted.
+    """
+    return MergingWriter(config, task, again=again) if config.key else DirectWriter(config, task)
 
 
 class CopyWriter(ABC):
@@ -132,13 +135,19 @@ class StagingWriter(CopyWriter):
     _found: Fitted
     _staging: Staging
 
+    def __init__(self, config: PostgresConfig, task: Task, *, again: bool = False) -> None:
+        super().__init__(config, task)
+        self._again = again
+
     def _begin(self, schema: pa.Schema) -> CopyIn:
         connection = self._connection
         self._found = Fitted.of(connection, self._table, schema, direct=False)
         # committed at once, before the COPY: the attempt's other tasks wait for its lock until then
-        self._staging, _ = self._found.staging(connection, self._task.epoch)
+        self._staging, is_new = self._found.staging(connection, self._task.epoch)
         begin(connection)
         self._staging.relax(connection)
+        if self._again and not is_new:
+            self._staging.clear(connection, self._task.uuid)
         return CopyIn(connection, self._staging.relation.quoted, [*self._found.encodings, TAG_ENCODING])
 
     @property
@@ -179,7 +188,7 @@ class DirectWriter(CopyWriter):
 
     def _prepare(self, rows: int) -> Committable:
         # only now: the lock of the COPY keeps the table as it is until the transaction ends
-        require_unchanged(self._connection, self._found.merge)
+        require_unchanged(self._connection, self._found.merge, copied=True)
         self._mark()
         return self._prepare_part(self._found.member((self._task.uuid,), rows))
 
