@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.sink import Sink
     from epochsink.spark.query_run import Run
 
@@ -100,8 +99,8 @@ class WitnessedExactlyOnce(ExactlyOnce):
         super().__init__(**options)
         self._witness = witness
 
-    def _make_run(self, session: SparkSession, opened: OpenCheckpoint, query_id: str) -> Run:
-        run = super()._make_run(session, opened, query_id)
+    def _make_run(self, *arguments: Any, **options: Any) -> Run:
+        run = super()._make_run(*arguments, **options)
         # the ledger's own number: this process may have been paused since, and another one have taken the ledger
         self._witness.took(run._coordinator.identity(next(iter(self.sinks))).generation)
         return run

@@ -63,7 +63,7 @@ class SessionName:
 
 
 class Session:
-    """A connection that is opened on first use, and opened again after it was lost."""
+    """A connection that is opened on first use, and opened again after it was lost, or if it leads to a standby."""
 
     def __init__(self, server: Server, name: str) -> None:
         self._server = server
@@ -72,14 +72,8 @@ class Session:
 
     def connection(self, retry_seconds: float = 0.0) -> Connection:
         """Return a live connection outside any transaction. Raises `psycopg.OperationalError`."""
-        if self._connection is not None:
-            try:
-                # the server may have restarted since the last epoch, and a vote's first statement would fail
-                with deadline(self._connection, PING_SECONDS):
-                    self._connection.rollback()
-                    self._connection.execute("SELECT 1")
-            except psycopg.Error:
-                self.close()
+        if self._connection is not None and not _is_of_primary(self._connection):
+            self.close()
         if self._connection is None:
             self._connection = self._server.connect(self.name, retry_seconds)
         return self._connection
@@ -90,6 +84,17 @@ class Session:
             with suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
+
+
+def _is_of_primary(connection: Connection) -> bool:
+    """Return whether a server that takes writes answers: it may have restarted, or be a standby, since the last use."""
+    try:
+        with deadline(connection, PING_SECONDS):
+            connection.rollback()
+            row = connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
+    except psycopg.Error:
+        return False
+    return row == (False,)
 
 
 @contextmanager
