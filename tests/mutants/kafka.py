@@ -19,6 +19,7 @@ SWEEP = "tests/unit/test_kafka_sweep.py"
 TOPIC_LOG = "tests/unit/test_kafka_topic_log.py"
 TRANSACTIONS = "tests/unit/test_kafka_transactions.py"
 WITNESS = "tests/unit/test_kafka_witness.py"
+WITNESS_LIVE = "tests/integration/test_kafka_witness.py"
 
 MUTANTS: list[Mutant] = [
     # ---- dead letters
@@ -213,6 +214,27 @@ MUTANTS: list[Mutant] = [
         "if False]:",
         WITNESS,
         "a commit of a transaction whose first rows retention has deleted",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        "batch.base_sequence != 0 or ",
+        "",
+        WITNESS,
+        "rows that a partition lost while their task wrote on: any first sequence number is accepted without state",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        " or known.leader_epoch != place.leader_epoch",
+        "",
+        WITNESS,
+        "rows that a partition lost while their task wrote on, in a later epoch",
+    ),
+    Mutant(
+        "kafka/committer.py",
+        "        if not seen.missing:\n",
+        "        if True:\n",
+        f"{WITNESS_LIVE} -k however_often",
+        "rows that are lost, because a part that one vote refused is taken for whole by the next",
     ),
     Mutant(
         "kafka/witness.py",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from epochsink.kafka.committable import Transaction
     from epochsink.kafka.config import KafkaConfig
+    from epochsink.kafka.witness import Seen
     from epochsink.sink import (
         Ballots,
         Committable,
@@ -108,6 +109,7 @@ class KafkaCommitter(Participant):
         self._sweep = Sweep(self._cluster, self._transactions, self._fence, identity)
         self._repair = Repair(self._cluster, self._markers, self._key)
         self._seen_all = False
+        self._seen_whole_before: Seen | None = None
 
     def fence(self) -> None:
         """Fence drivers on other copies of the checkpoint; see `epochsink.kafka.fence`."""
@@ -259,12 +261,15 @@ class KafkaCommitter(Participant):
             now = self._transactions.describe(wanted, deadline)
             self._fence.verify(now[self._fence.name], deadline)
             # last: if a topic is deleted after this look, the commit notices it
-            seen = self._witness.look(parts, (), deadline)
+            seen = self._witness.look(parts, (), deadline, self._seen_whole_before)
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
                 f"epoch {epoch.number}: the brokers could not be asked for its transactions: {failure}",
                 hint="Spark runs the epoch again",
             ) from failure
+        # for later votes, whose parts are begun after this look
+        if not seen.missing:
+            self._seen_whole_before = seen
         lost = {}
         for index, part in enumerate(parts):
             name, producer_id, producer_epoch = part.transaction
