@@ -12,6 +12,7 @@ IN_LOG = "tests/unit/test_kafka_rows_in_log.py"
 LETTERS = "tests/integration/test_kafka_letters.py"
 LOG_ENDS = "tests/unit/test_kafka_log_ends.py"
 MARKERS = "tests/unit/test_kafka_applied_epochs.py"
+ORPHANS = "tests/integration/test_kafka_orphans.py"
 RECORD_BATCH = "tests/unit/test_kafka_record_batch.py"
 REDO = "tests/unit/test_kafka_redo.py"
 RETRY = "tests/integration/test_kafka_retry.py"
@@ -403,7 +404,7 @@ MUTANTS: list[Mutant] = [
         "kafka/sweep.py",
         "        self._transactions.fence_off(orphans, deadline)\n",
         "        for each in orphans:\n            self._transactions.end(each, deadline, commit=False)\n",
-        "tests/integration/test_kafka_orphans.py -k living",
+        f"{ORPHANS} -k living",
         "rows that a living task adds after the end of its transaction: readers wait for good, or they are doubled",
     ),
     Mutant(
@@ -412,6 +413,20 @@ MUTANTS: list[Mutant] = [
         "                if True:\n",
         TRANSACTIONS,
         "an orphan that stays open, because its task was just adding a partition",
+    ),
+    Mutant(
+        "kafka/producer.py",
+        "            if sent or self._events.unanswered or self._marking:\n",
+        "            if sent:\n",
+        f"{ORPHANS} -k a_task",
+        "rows that a broker reads after the abort of a task: readers wait for good, or they are doubled",
+    ),
+    Mutant(
+        "kafka/redo.py",
+        "give_up(transaction, answered=False)",
+        "give_up(transaction)",
+        f"{ORPHANS} -k copied_late",
+        "rows that are copied late into a transaction that was given up: readers wait for good, or they are doubled",
     ),
     # ---- where rows are kept
     Mutant(

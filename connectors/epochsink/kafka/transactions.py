@@ -177,10 +177,17 @@ class Transactions:
         found: tuple[Answer, str] = self._cluster.until(deadline, attempt)
         return found
 
-    def give_up(self, transaction: Transaction) -> None:
-        """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it."""
+    def give_up(self, transaction: Transaction, *, answered: bool = True) -> None:
+        """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it.
+
+        ``answered`` says that every request to write into it was answered, so that nothing comes after the end.
+        """
+        deadline = self._cluster.deadline()
         try:
-            self.end(transaction, self._cluster.deadline(), commit=False)
+            if answered:
+                self.end(transaction, deadline, commit=False)
+            else:
+                self.fence_off([transaction], deadline)
         except (errors.Unreachable, errors.Refused) as failure:
             log.warning("%s will be aborted by the next sweep: %s", transaction.transactional_id, failure)
 
