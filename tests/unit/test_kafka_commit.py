@@ -17,7 +17,7 @@ from epochsink.kafka.committable import KafkaCommittable, Transaction
 from epochsink.kafka.leaders import End
 from epochsink.kafka.transactions import Answer, Description, State
 from epochsink.kafka.witness import Loss, Seen, Witness
-from epochsink.sink import Ballot, Epoch, Mark, Outcome
+from epochsink.sink import Ballot, Epoch, LastDone, Mark, Outcome
 from epochsink.testing.sink_rig import NO_ROWS
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ def looks(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
     monkeypatch.setattr(Witness, "look", look)
 
 
-def marked(monkeypatch: pytest.MonkeyPatch, attempt: str) -> None:
-    """Let every group have the marker of an attempt at the epoch."""
+def marked(monkeypatch: pytest.MonkeyPatch, attempt: str, number: int = EPOCH.number) -> None:
+    """Let every group have the marker of an attempt at the epoch, or at another one."""
 
     def read(_: Markers, groups: Iterable[str], deadline: float) -> dict[str, Mark]:
         del deadline
-        return dict.fromkeys(groups, Mark(EPOCH.number, attempt))
+        return dict.fromkeys(groups, Mark(number, attempt))
 
     monkeypatch.setattr(Markers, "read", read)
 
@@ -145,6 +145,47 @@ def test_the_marker_of_another_attempt_stops_the_query(monkeypatch: pytest.Monke
     marked(monkeypatch, "c" * 32)
     with pytest.raises(WentBack, match="the cluster was set back, or a driver on another copy"):
         commits(Coordinator()).await_visible(EPOCH, ballot(part(0)))
+
+
+ACCEPT: Final = "epochsink accept CHECKPOINT 5 --sink orders"
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_a_marker_that_is_gone_or_older_is_accepted_by_the_command_in_the_message(
+    number: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start compares the marker again: without the command the query never goes on."""
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    monkeypatch.setattr(Markers, "retention", lambda _: 60.0)
+    if number is None:
+        monkeypatch.setattr(Markers, "read", lambda *_: {})
+    else:
+        marked(monkeypatch, "c" * 32, number)
+    with pytest.raises(WentBack, match=ACCEPT):
+        commits(Coordinator(), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
+
+
+@pytest.mark.parametrize(
+    ("number", "attempt"), [(5, "c" * 32), (7, "c" * 32)], ids=["another attempt", "a later epoch"]
+)
+def test_a_marker_that_shows_another_driver_is_not_accepted_lightly(
+    number: int, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    marked(monkeypatch, attempt, number)
+    with pytest.raises(WentBack) as stopped:
+        commits(Coordinator(), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
+    assert ACCEPT not in stopped.value.hint
+
+
+def test_the_marker_of_the_epoch_before_that_is_gone_is_not_accepted_lightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    monkeypatch.setattr(Markers, "retention", lambda _: 60.0)
+    monkeypatch.setattr(Markers, "read", lambda *_: {})
+    before = LastDone(EPOCH.number - 1, "d" * 32, (part(0).to_json(),))
+    with pytest.raises(WentBack) as stopped:
+        commits(Coordinator(), timeout=0.05).await_visible(EPOCH, replace(ballot(part(0)), after=before))
+    assert ACCEPT not in stopped.value.hint
 
 
 def test_an_epoch_that_was_prepared_longer_ago_than_markers_are_kept_is_done_without_its_marker(
