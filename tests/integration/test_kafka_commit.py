@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBa
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.applied_epochs import Markers
+from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.transactions import Answer, Description, State, Transactions
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
@@ -105,6 +108,19 @@ def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, conf
         assert committer.participant._markers.of_partition(1, committer.participant._cluster.deadline()) == 5
         assert commit(committer, at, first) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_a_marker_that_an_open_transaction_may_replace_is_waited_for(config: Kafka) -> None:
+    """Until then, an epoch that has no marker counts neither as committed nor as aborted."""
+    who, at = identity(), epoch(4)
+    part = prepare(config, task(who, at), rows("a"))
+    with committing(config, who) as committer:
+        markers, of = committer.participant._markers, KafkaCommittable.from_json(part)
+        with pytest.raises(Unreachable, match="UnstableOffsetCommitError"):
+            markers.settled(4, of, time.monotonic() + 1)
+        assert markers.of_partition(0, time.monotonic() + 5) is None
+        assert commit(committer, at, part) == COMMITTED
+        assert markers.settled(4, of, time.monotonic() + 5) == 4
 
 
 def test_two_parts_of_one_slot_are_refused_before_anything_is_recorded(config: Kafka) -> None:

@@ -329,6 +329,20 @@ MUTANTS: list[Mutant] = [
         MARKERS,
         "every row of an epoch twice: an older marker under another topic hides the newest one",
     ),
+    Mutant(
+        "kafka/applied_epochs.py",
+        "require_stable=settled",
+        "require_stable=False",
+        MARKERS,
+        "every row of an epoch twice: an old broker shows its marker late",
+    ),
+    Mutant(
+        "kafka/commit.py",
+        "        if verdict is None or verdict.outcome is not Outcome.ABORTED:\n",
+        "        if True:\n",
+        COMMIT,
+        "every row of an epoch twice: an old broker shows its marker late",
+    ),
     # ---- other drivers
     Mutant(
         "kafka/fence.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,23 @@ def told(monkeypatch: pytest.MonkeyPatch, answer: SimpleNamespace) -> dict[str, 
 def test_of_the_offsets_under_several_topics_the_largest_is_the_newest_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, answered(3, 7, -1, 5)) == {"g": Mark(7, "a")}
     assert told(monkeypatch, answered(-1)) == {}
+
+
+def test_a_marker_that_is_not_settled_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On brokers before 4.0 the commit may be complete, and its marker not shown yet."""
+    unstable, shown = answered(3, error_code=88), answered(7)
+    answers = [unstable, shown]
+    asked: list[bool] = []
+
+    def ask(_: Cluster, kind: object, groups: list[str], request: Any) -> list[SimpleNamespace]:
+        del kind
+        asked.append(request(groups).require_stable)
+        return [answers.pop(0)]
+
+    monkeypatch.setattr(Cluster, "ask_coordinators", ask)
+    markers = Markers(Cluster("broker:9092", {}, 5.0), "0" * 20)
+    assert markers.read(["g"], time.monotonic() + 5, settled=True) == {"g": Mark(7, "a")}
+    assert asked == [True, True]
 
 
 def test_a_group_that_could_not_be_read_is_not_one_without_a_marker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,21 @@ def test_of_many_transactions_one_whose_topic_was_created_again_is_not_committed
     assert coordinator.committed == [each.transaction for each in parts[:MANY]]
 
 
+@pytest.mark.parametrize(
+    ("settled", "outcome"), [(5, Outcome.COMMITTED), (3, Outcome.ABORTED), (None, Outcome.ABORTED)]
+)
+def test_a_commit_whose_marker_is_shown_late_is_not_written_again(
+    settled: int | None, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id is in use again, and the answer to the commit was lost: the marker decides, when it can be read."""
+    monkeypatch.setattr(Markers, "of_partition", lambda *_: 4)
+    monkeypatch.setattr(Markers, "settled", lambda *_: settled)
+    monkeypatch.setattr(Witness, "look", lambda *_: Seen({"orders": ID}, {}, {0: "not open"}, {}, frozenset()))
+    again = replace(part(0), transaction=Transaction("epochsink.x0", 7, 2))
+    [verdict] = commits(Coordinator(State.EMPTY)).commit(EPOCH, [again], None)
+    assert verdict.outcome is outcome
+
+
 def test_ends_that_are_still_being_written_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then, a partition without an end may still turn out to have aborted the transaction before."""
     asked: list[bool] = []

@@ -48,23 +48,37 @@ class Markers:
             {marker_group(self._key, part.partition, parity) for part in parts for parity in (0, 1)}, deadline
         )
 
-    def read(self, groups: Collection[str], deadline: float) -> dict[str, Mark]:
-        """Return the marks of these groups; a group without an offset is left out."""
+    def read(self, groups: Collection[str], deadline: float, *, settled: bool = False) -> dict[str, Mark]:
+        """Return the marks of these groups; a group without an offset is left out.
+
+        If ``settled``, wait until no transaction with an offset for these groups is open or being ended. Brokers before
+        4.0 may show a marker only some time after the coordinator says that its commit is complete (KAFKA-17507).
+        """
         if not groups:
             return {}
-        # without RequireStable: the next epoch's transaction is often open now, and this read must not wait for it
-        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups)))
+        # else without RequireStable: the next epoch's transaction is often open now, and must not be waited for
+        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups), settled=settled))
         return found
 
     def of_partition(self, partition: int, deadline: float) -> int | None:
         """Return the newest epoch applied in a Spark partition; None if there is no offset."""
         return _newest(self.read([marker_group(self._key, partition, parity) for parity in (0, 1)], deadline))
 
-    def read_all(self, deadline: float) -> dict[str, Mark]:
-        """Return the marks of all Spark partitions, including those of earlier runs."""
+    def settled(self, epoch: int, part: KafkaCommittable, deadline: float) -> int | None:
+        """Return the newest epoch in the group of an epoch's part, read as ``settled``; None if there is no offset."""
+        return _newest(self.read([self._group(epoch, part)], deadline, settled=True))
+
+    def read_all(self, deadline: float, *, settled: bool = False, besides: LastDone | None = None) -> dict[str, Mark]:
+        """Return the marks of all Spark partitions, including those of earlier runs.
+
+        If they are read as ``settled``, those of the epoch ``besides`` are left out: its transactions may be open.
+        """
         prefix = marker_group_prefix(self._key)
-        groups = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
-        return self.read({group["group_id"] for group in groups if group["group_id"].startswith(prefix)}, deadline)
+        listed = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
+        groups = {group["group_id"] for group in listed if group["group_id"].startswith(prefix)}
+        if settled and besides is not None:
+            groups -= self.marks_of(besides).keys()
+        return self.read(groups, deadline, settled=settled)
 
     def unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> LastDone:
         """Return ``done`` without the parts whose marker may have expired (offsets.retention.minutes)."""
@@ -91,8 +105,10 @@ class Markers:
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
         return marker_group(self._key, part.partition, epoch % 2)
 
-    def _read_once(self, groups: list[str]) -> dict[str, Mark]:
-        answers = self._cluster.ask_coordinators(CoordinatorType.GROUP, groups, _offsets_of)
+    def _read_once(self, groups: list[str], *, settled: bool) -> dict[str, Mark]:
+        answers = self._cluster.ask_coordinators(
+            CoordinatorType.GROUP, groups, lambda mine: _offsets_of(mine, settled=settled)
+        )
         told = [group for answer in answers for group in answer.groups]
         for group in told:
             raise_for(group.error_code, f"the offsets of group {group.group_id}")
@@ -110,9 +126,11 @@ def topics_of(parts: Iterable[KafkaCommittable]) -> dict[str, str]:
     return {topic: known for part in parts for topic, known in part.topics.items()}
 
 
-def _offsets_of(groups: list[str]) -> OffsetFetchRequest:
+def _offsets_of(groups: list[str], *, settled: bool) -> OffsetFetchRequest:
     every_topic = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups]
-    return OffsetFetchRequest(groups=every_topic, min_version=_SEVERAL_GROUPS, max_version=_SEVERAL_GROUPS)
+    return OffsetFetchRequest(
+        groups=every_topic, require_stable=settled, min_version=_SEVERAL_GROUPS, max_version=_SEVERAL_GROUPS
+    )
 
 
 def _newest_mark(group: Any) -> Mark | None:

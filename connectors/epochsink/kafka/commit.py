@@ -245,14 +245,17 @@ class Commits:
     def _judge(self, epoch: Epoch, part: KafkaCommittable, now: Description, deadline: float) -> Verdict | None:
         # read after `now`: a commit in between then shows in the marker
         marker = self._markers.of_partition(part.partition, deadline)
+        verdict = self._verdict(epoch, part, now, marker)
+        if verdict is None or verdict.outcome is not Outcome.ABORTED:
+            return verdict
+        # brokers may show a marker late, and a commit that counts as aborted would be written again
+        seen = {each for each in (marker, self._markers.settled(epoch.number, part, deadline)) if each is not None}
+        return self._verdict(epoch, part, now, max(seen, default=None))
+
+    def _verdict(self, epoch: Epoch, part: KafkaCommittable, now: Description, marker: int | None) -> Verdict | None:
         age = time.time() - part.prepared_at
-        return verdict_on(
-            part.transaction,
-            now,
-            epoch=epoch.number,
-            marker=marker,
-            marker_may_be_gone=marker is None and age > self._markers.retention(),
-        )
+        gone = marker is None and age > self._markers.retention()
+        return verdict_on(part.transaction, now, epoch=epoch.number, marker=marker, marker_may_be_gone=gone)
 
     def _describe(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, Description]:
         ids = [part.transaction.transactional_id for part in parts]

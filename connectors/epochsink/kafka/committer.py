@@ -140,7 +140,7 @@ class KafkaCommitter(Participant):
             self._fence.await_others(deadline)
         found = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
-            found |= self._markers.read_all(deadline)
+            found |= self._markers.read_all(deadline, settled=self._fence.is_taken, besides=pending)
         if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
             # before the markers are compared: they are deleted with their topic, and this error names the topic
             refuse_other_topics(
