@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 AVRO = "tests/unit/test_kafka_avro.py"
+CLUSTER = "tests/unit/test_kafka_cluster.py"
 COMMIT = "tests/unit/test_kafka_commit.py"
 DEAD_LETTER = "tests/unit/test_kafka_dead_letter.py"
 FENCE = "tests/unit/test_kafka_fence.py"
@@ -344,6 +345,13 @@ MUTANTS: list[Mutant] = [
         "every row of an epoch twice: an old broker shows its marker late",
     ),
     # ---- other drivers
+    Mutant(
+        "kafka/cluster.py",
+        "        return self.ask_all([(broker.node_id, request()) for broker in brokers])\n",
+        "        return self.ask_all([(broker.node_id, request()) for broker in brokers[:1]])\n",
+        CLUSTER,
+        "what a broker coordinates that has joined since: another driver's transactions and markers are not seen",
+    ),
     Mutant(
         "kafka/fence.py",
         "(State.PREPARE_COMMIT,), deadline):",

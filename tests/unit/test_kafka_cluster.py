@@ -14,7 +14,7 @@ from epochsink.kafka import cluster
 from epochsink.kafka.cluster import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class Answering(Cluster):
@@ -34,6 +34,24 @@ def test_coordinators_of_ids_that_are_used_once_are_not_kept_for_ever(monkeypatc
         ids = [uuid.uuid4().hex for _ in range(20)]
         assert asked._by_coordinator(CoordinatorType.TRANSACTION, ids) == {1: ids}
         assert len(asked._coordinators) <= 120
+
+
+class Joined(Cluster):
+    """Has two brokers, of which the second has just joined."""
+
+    def ask(self, request: Any, node: int | None) -> Any:
+        assert (request.topics, node) == ([], None)
+        return SimpleNamespace(brokers=[SimpleNamespace(node_id=number) for number in (1, 2)])
+
+    def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
+        return list(requests)
+
+
+def test_each_broker_that_is_there_now_is_asked_with_a_request_of_its_own() -> None:
+    """kafka-python's own list of them may be older, and what a broker coordinates would be left out of a listing."""
+    first, second = Joined("127.0.0.1:1", {}, 1.0).ask_brokers(object)
+    assert (first[0], second[0]) == (1, 2)
+    assert first[1] is not second[1]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType
 
@@ -74,8 +75,8 @@ class Markers:
         If they are read as ``settled``, those of the epoch ``besides`` are left out: its transactions may be open.
         """
         prefix = marker_group_prefix(self._key)
-        listed = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
-        groups = {group["group_id"] for group in listed if group["group_id"].startswith(prefix)}
+        listed = self._cluster.until(deadline, self._list_once)
+        groups = {name for name in listed if name.startswith(prefix)}
         if settled and besides is not None:
             groups -= self.marks_of(besides).keys()
         return self.read(groups, deadline, settled=settled)
@@ -104,6 +105,13 @@ class Markers:
 
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
         return marker_group(self._key, part.partition, epoch % 2)
+
+    def _list_once(self) -> list[str]:
+        # every broker, because each coordinates some of the groups
+        answers = self._cluster.ask_brokers(lambda: ListGroupsRequest(min_version=0))
+        for answer in answers:
+            raise_for(answer.error_code, "listing groups")
+        return [group.group_id for answer in answers for group in answer.groups]
 
     def _read_once(self, groups: list[str], *, settled: bool) -> dict[str, Mark]:
         answers = self._cluster.ask_coordinators(

@@ -240,6 +240,14 @@ class Cluster:
         nodes = self._by_coordinator(kind, list(keys))
         return self.ask_all([(node, request(mine)) for node, mine in nodes.items()])
 
+    def ask_brokers(self, request: Callable[[], Any]) -> list[Any]:
+        """Send a request that ``request`` makes to every broker, and return the answers. Raises as `ask_all`.
+
+        Not to those that kafka-python knows: its list may be five minutes old, and lack a broker that coordinates.
+        """
+        brokers = self.ask(MetadataRequest(topics=[]), None).brokers
+        return self.ask_all([(broker.node_id, request()) for broker in brokers])
+
     def ask_each(self, kind: CoordinatorType, requests: Mapping[str, Any]) -> dict[str, Any]:
         """Send the request of each transactional id (or group) to its coordinator.
 
