@@ -192,6 +192,9 @@ def _open_before(
         for place in part.places:
             at = (place.topic, place.partition)
             ends[at] = max(place.end, ends.get(at, place.end))
+    # a broker that has not heard of new partitions yet: nobody was asked about them
+    if unasked := sorted(ends.keys() - producers.keys()):
+        raise RetriableError(f"the brokers do not show {_named(unasked[0])} yet")
     opened = {
         Producer(state.producer_id, state.producer_epoch)
         for at, end in ends.items()
