@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 from kafka_kit import (
     NO_ROWS,
     commit,
@@ -32,7 +33,7 @@ from kafka_proxy import Api, Fate, KafkaProxy
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import producer
-from epochsink.kafka.committable import transactional_id
+from epochsink.kafka.committable import Transaction, transactional_id
 from epochsink.kafka.errors import FENCED, Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.remnants import Brokers
@@ -206,3 +207,46 @@ def test_rows_that_are_copied_late_are_refused_once_their_transaction_was_given_
         part = committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
         assert commit(committer, at, part) == COMMITTED
     assert read_all(sink.bootstrap_servers, str(sink.topic), 1) == ["a"]
+
+
+def test_readers_that_wait_for_a_transaction_that_no_coordinator_knows_are_told_of_once(
+    sink: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The epoch is done, and nothing ends that transaction: an operator has to."""
+    who, at = identity(), epoch(0)
+    lost = task(who, at, partition=1)
+    living: Any = sink.writer(lost)
+    living.write(rows("early"))
+    living._producer.flush()
+    with committing(sink, who) as committer:
+        transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
+        before = Transaction(living.transactional_id, *living._producer.identity())
+        transactions.end(before, deadline, commit=False)
+        wait_for(lambda: state_of(committer, lost) is State.COMPLETE_ABORT, "it is ended")
+        living.write(rows("late"))
+        living._producer.flush()
+        for number in range(2):
+            [part] = vote(committer, epoch(number), prepare(sink, task(who, epoch(number)), rows("a")))
+            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            assert committer.unblock(at, [part], [part]) == []
+        [warning] = [each for each in caplog.messages if "no coordinator" in each]
+        assert f"readers of {sink.topic}-0 wait" in warning
+        assert f"(producer {before.producer_id}, epoch {before.producer_epoch})" in warning
+    living._producer.release()
+
+
+def test_a_transaction_of_another_program_is_not_taken_for_one_that_nobody_knows(
+    sink: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    who, at = identity(), epoch(0)
+    other = Producer({"bootstrap.servers": sink.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
+    other.init_transactions(10)
+    other.begin_transaction()
+    other.produce(str(sink.topic), "theirs")
+    other.flush(10)
+    with committing(sink, who) as committer:
+        [part] = vote(committer, at, prepare(sink, task(who, at), rows("a")))
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert committer.unblock(at, [part], [part]) == []
+    other.abort_transaction(10)
+    assert not [each for each in caplog.messages if "no coordinator" in each]

@@ -80,7 +80,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
     def look(_: Witness, parts: Sequence[KafkaCommittable], others: object, deadline: float) -> Seen:
         del others, deadline
         whole = {index: each for index, each in enumerate(parts) if not each.recreated({"orders": ID})}
-        return Seen({"orders": ID}, whole, {}, {("orders", 0): End(next(offsets), 1)}, frozenset())
+        return Seen({"orders": ID}, whole, {}, {("orders", 0): End(next(offsets), 1)}, {})
 
     monkeypatch.setattr(Witness, "look", look)
 
@@ -117,7 +117,7 @@ def test_a_commit_whose_marker_is_shown_late_is_not_written_again(
     """Its id is in use again, and the answer to the commit was lost: the marker decides, when it can be read."""
     monkeypatch.setattr(Markers, "of_partition", lambda *_: 4)
     monkeypatch.setattr(Markers, "settled", lambda *_: settled)
-    monkeypatch.setattr(Witness, "look", lambda *_: Seen({"orders": ID}, {}, {0: "not open"}, {}, frozenset()))
+    monkeypatch.setattr(Witness, "look", lambda *_: Seen({"orders": ID}, {}, {0: "not open"}, {}, {}))
     again = replace(part(0), transaction=Transaction("epochsink.x0", 7, 2))
     [verdict] = commits(Coordinator(State.EMPTY)).commit(EPOCH, [again], None)
     assert verdict.outcome is outcome

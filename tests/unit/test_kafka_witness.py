@@ -274,4 +274,4 @@ def test_a_part_whose_topic_was_created_again_is_neither_whole_nor_missing() -> 
 
 def test_others_that_are_open_before_the_rows_are_told() -> None:
     leader = Leader((7, 3, 5, 2), (8, 0, 4, 0), (9, 0, 10, 0))
-    assert before_commit(leader, part()).before == {Producer(8, 0)}
+    assert before_commit(leader, part()).before == {Producer(8, 0): AT}

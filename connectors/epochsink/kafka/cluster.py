@@ -75,6 +75,7 @@ class Cluster:
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
         self._servers = [server.strip() for server in bootstrap_servers.split(",")]
+        self.servers = bootstrap_servers
         self.target = f"Kafka at {bootstrap_servers}"
         """The name of the cluster in messages."""
         self._settings = for_kafka_python(options)

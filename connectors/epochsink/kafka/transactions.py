@@ -21,7 +21,7 @@ from epochsink.kafka.committable import Producer
 from epochsink.sink import COMMITTED, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.committable import Transaction
@@ -258,16 +258,23 @@ class Transactions:
         listed = self._cluster.until(deadline, lambda: self._list_once(states))
         return sorted(each.transactional_id for each in listed if each.transactional_id.startswith(prefix))
 
+    def unended(self, producer_ids: Collection[int], deadline: float) -> set[int]:
+        """Return which of these producers a coordinator lists with a transaction that is open or being ended."""
+        states = (State.ONGOING, *ENDING)
+        return {
+            each.producer_id for each in self._cluster.until(deadline, lambda: self._list_once(states, producer_ids))
+        }
+
     def newest_generation(self, key: str, deadline: float) -> int:
         """Return the highest generation in the transactional ids of an identity; 0 if there are none."""
         ids = self.ids(TransactionalId.prefix(key), (), deadline)
         return max((known.generation for known in map(TransactionalId.parse, ids) if known), default=0)
 
-    def _list_once(self, states: Sequence[State]) -> list[Any]:
-        names = [state.value for state in states]
+    def _list_once(self, states: Sequence[State], producer_ids: Collection[int] = ()) -> list[Any]:
+        names, ids = [state.value for state in states], sorted(producer_ids)
         # every broker, because each coordinates some of the ids
         answers = self._cluster.ask_brokers(
-            lambda: ListTransactionsRequest(state_filters=names, producer_id_filters=[], min_version=0)
+            lambda: ListTransactionsRequest(state_filters=names, producer_id_filters=ids, min_version=0)
         )
         for answer in answers:
             raise_for(answer.error_code, "listing transactions")

@@ -59,7 +59,7 @@ class Seen(NamedTuple):
     whole: Mapping[int, KafkaCommittable]
     missing: Mapping[int, str]
     ends: Mapping[Partition, End]
-    before: frozenset[Producer]
+    before: Mapping[Producer, Partition]
 
 
 class Loss(NamedTuple):
@@ -123,20 +123,20 @@ class Witness:
         seen: Seen = self._cluster.until(deadline, attempt)
         return seen
 
-    def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> frozenset[Producer]:
-        """Return the other producers whose open transactions began before the end of the parts' rows.
+    def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> Mapping[Producer, Partition]:
+        """Return the other producers whose open transactions began before the end of the parts' rows, with a place.
 
         Readers get these rows when those transactions have ended. No new ones come: a transaction that begins after the
         vote, as those of the next epoch do, is behind the rows.
         """
 
-        def attempt() -> frozenset[Producer]:
+        def attempt() -> Mapping[Producer, Partition]:
             leaders = Leaders(self._cluster)
             names = {topic for part in parts for topic in part.topics}
             [producers] = leaders.look(names, leaders.partitions, Producers())
             return _open_before([part for part in parts if not part.recreated(leaders.ids())], producers)
 
-        found: frozenset[Producer] = self._cluster.until(deadline, attempt)
+        found: Mapping[Producer, Partition] = self._cluster.until(deadline, attempt)
         return found
 
     def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float, *, ended: bool) -> Loss:
@@ -184,7 +184,7 @@ def _open_places(
 
 def _open_before(
     parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[Any]]
-) -> frozenset[Producer]:
+) -> dict[Producer, Partition]:
     ends: dict[Partition, int] = {}
     own = set()
     for part in parts:
@@ -196,12 +196,12 @@ def _open_before(
     if unasked := sorted(ends.keys() - producers.keys()):
         raise RetriableError(f"the brokers do not show {_named(unasked[0])} yet")
     opened = {
-        Producer(state.producer_id, state.producer_epoch)
+        Producer(state.producer_id, state.producer_epoch): at
         for at, end in ends.items()
         for state in producers[at]
         if _NOT_OPEN < state.current_txn_start_offset < end
     }
-    return frozenset(opened - own)
+    return {producer: at for producer, at in opened.items() if producer not in own}
 
 
 def _may_have_changed(place: Place, topics: Mapping[str, str], before: Seen | None) -> bool:
