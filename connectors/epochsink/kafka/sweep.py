@@ -114,8 +114,8 @@ class Sweep:
             log.warning(
                 "read_committed readers of %s-%d wait for an open transaction (producer %d, epoch %d) that no "
                 "coordinator lists: either no coordinator knows it, and it never ends by itself, or this user may not "
-                "DESCRIBE its transactional id. Find it: kafka-transactions.sh --bootstrap-server %s find-hanging "
-                "--topic %s --partition %d; then end it with the command 'abort' of that tool",
+                "DESCRIBE its transactional id. Find out: kafka-transactions.sh --bootstrap-server %s find-hanging "
+                "--topic %s --partition %d; end what it shows by the tool's command 'abort'",
                 topic,
                 partition,
                 *each,
