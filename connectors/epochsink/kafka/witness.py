@@ -117,8 +117,7 @@ class Witness:
                     missing[index] = why
                 else:
                     whole[index] = replace(part, places=tuple(place for place, _ in found))
-            before = _open_before(here.values(), producers)
-            return Seen(topics, whole, missing, ends, before)
+            return Seen(topics, whole, missing, ends, _open_before(here.values(), producers))
 
         seen: Seen = self._cluster.until(deadline, attempt)
         return seen
