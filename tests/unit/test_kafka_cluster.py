@@ -36,22 +36,24 @@ def test_coordinators_of_ids_that_are_used_once_are_not_kept_for_ever(monkeypatc
         assert len(asked._coordinators) <= 120
 
 
-class Joined(Cluster):
-    """Has two brokers, of which the second has just joined."""
+class Growing(Cluster):
+    """Has the brokers ``there``, and answers a request with itself and the broker that got it."""
 
-    def ask(self, request: Any, node: int | None) -> Any:
-        assert (request.topics, node) == ([], None)
-        return SimpleNamespace(brokers=[SimpleNamespace(node_id=number) for number in (1, 2)])
+    there = (1,)
 
     def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
-        return list(requests)
+        listed = SimpleNamespace(brokers=[SimpleNamespace(node_id=number) for number in self.there])
+        return [listed if node is None else (node, request) for node, request in requests]
 
 
 def test_each_broker_that_is_there_now_is_asked_with_a_request_of_its_own() -> None:
     """kafka-python's own list of them may be older, and what a broker coordinates would be left out of a listing."""
-    first, second = Joined("127.0.0.1:1", {}, 1.0).ask_brokers(object)
-    assert (first[0], second[0]) == (1, 2)
-    assert first[1] is not second[1]
+    cluster = Growing("127.0.0.1:1", {}, 1.0)
+    for there in ((1,), (1,), (2, 1), (2,)):
+        cluster.there = there
+        asked = cluster.ask_brokers(object)
+        assert [node for node, _ in asked] == sorted(there)
+        assert len({id(request) for _, request in asked}) == len(there)
 
 
 @pytest.fixture

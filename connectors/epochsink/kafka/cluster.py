@@ -85,6 +85,7 @@ class Cluster:
         self._connecting = threading.Lock()
         self._coordinators: dict[tuple[int, str], int] = {}
         self._topics: dict[str, Topic] = {}
+        self._brokers: list[int] = []
         self.timeout = timeout
 
     def admin(self) -> KafkaAdminClient:
@@ -212,6 +213,7 @@ class Cluster:
         """Forget brokers, leaders and coordinators, so that the next request looks them up."""
         self._topics.clear()
         self._coordinators.clear()
+        self._brokers = []
         # kafka-python does not do this: it would keep asking a coordinator that has moved or died, and for five minutes
         # it would not know a broker that was unreachable when it last listed the brokers
         if self._admin is not None:
@@ -244,10 +246,18 @@ class Cluster:
     def ask_brokers(self, request: Callable[[], Any]) -> list[Any]:
         """Send a request that ``request`` makes to every broker, and return the answers. Raises as `ask_all`.
 
-        Not to those that kafka-python knows: its list may be five minutes old, and lack a broker that coordinates.
+        The brokers are listed each time: kafka-python's list may be five minutes old, and lack a broker that
+        coordinates. Those of the last time are asked beside that, which saves a round trip.
         """
-        brokers = self.ask(MetadataRequest(topics=[]), None).brokers
-        return self.ask_all([(broker.node_id, request()) for broker in brokers])
+        known = self._brokers
+        metadata, *answers = self.ask_all(
+            [(None, MetadataRequest(topics=[])), *((broker, request()) for broker in known)]
+        )
+        brokers = sorted(broker.node_id for broker in metadata.brokers)
+        if brokers != known:
+            answers = self.ask_all([(broker, request()) for broker in brokers])
+            self._brokers = brokers
+        return answers
 
     def ask_each(self, kind: CoordinatorType, requests: Mapping[str, Any]) -> dict[str, Any]:
         """Send the request of each transactional id (or group) to its coordinator.
