@@ -325,17 +325,24 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/applied_epochs.py",
-        "    return max(marks, key=lambda mark: mark.epoch, default=None)\n",
-        "    return next(iter(marks), None)\n",
+        " or mark.epoch > found[group.group_id].epoch:\n",
+        ":\n",
         MARKERS,
         "every row of an epoch twice: an older marker under another topic hides the newest one",
     ),
     Mutant(
         "kafka/applied_epochs.py",
-        "require_stable=settled",
+        "require_stable=stable",
         "require_stable=False",
         MARKERS,
         "every row of an epoch twice: an old broker shows its marker late",
+    ),
+    Mutant(
+        "kafka/applied_epochs.py",
+        "            told += self._ask(groups, settled_in, stable=True)\n",
+        "            pass\n",
+        MARKERS,
+        "every row of an epoch twice: an old broker shows the first marker of a group late",
     ),
     Mutant(
         "kafka/commit.py",

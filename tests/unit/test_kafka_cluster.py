@@ -39,7 +39,7 @@ def test_coordinators_of_ids_that_are_used_once_are_not_kept_for_ever(monkeypatc
 class Growing(Cluster):
     """Has the brokers ``there``, and answers a request with itself and the broker that got it."""
 
-    there = (1,)
+    there: tuple[int, ...] = (1,)
 
     def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
         listed = SimpleNamespace(brokers=[SimpleNamespace(node_id=number) for number in self.there])

@@ -103,7 +103,7 @@ class KafkaCommitter(Participant):
         """Prepare the driver's side of this identity. Does not connect."""
         self._identity = identity
         self._key = identity_key(identity)
-        self._markers = Markers(self._cluster, self._key)
+        self._markers = Markers(self._cluster, self._key, self._config.topic)
         self._commits = Commits(identity.sink, self._config, self._cluster, self._transactions, self._markers)
         self._fence = Fence(self._transactions, identity, self._cluster.target)
         self._sweep = Sweep(self._cluster, self._transactions, self._fence, identity)
