@@ -132,14 +132,17 @@ def test_a_task_that_fails_leaves_the_end_to_the_sweep_if_a_broker_may_still_rea
     sink: Kafka, proxy: KafkaProxy, fate: Fate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an abort they would open a transaction that no coordinator knows: readers wait for it for good."""
-    monkeypatch.setattr(producer, "_ABORT_SECONDS", 0.5)
+    monkeypatch.setattr(producer, "_ABORT_SECONDS", 3.0)
     who, at = identity(), epoch(0)
     of = task(who, at)
-    slow = {"retry.backoff.ms": 20_000, "retry.backoff.max.ms": 20_000, "linger.ms": 0}
-    failing = replace(sink, bootstrap_servers=proxy.bootstrap_servers, options=slow).writer(of)
+    slow = {"retry.backoff.ms": 1_000, "linger.ms": 0}
+    failing: Any = replace(sink, bootstrap_servers=proxy.bootstrap_servers, options=slow).writer(of)
     caught = proxy.catch(Api.PRODUCE, fate)
     failing.write(rows("late"))
     caught.wait()
+    if fate is Fate.HOLD:
+        events = failing._producer._events
+        wait_for(lambda: events.serve(10) or events.trouble is not None, "the client has lost its connection")
     failing.abort()
     with committing(sink, who) as committer:
         committer.fence()
