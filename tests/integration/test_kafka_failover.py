@@ -153,13 +153,15 @@ def test_what_a_broker_coordinates_that_has_joined_since_is_listed(cluster: Clus
     coordinators_move_to(2, cluster)
     parts = [prepare(config, task(who, at, partition), rows(str(partition))) for partition in range(SLOTS)]
     with committing(config, who) as committer:
-        known = committer.participant._cluster.admin()._manager.cluster._brokers
-        del known[2]
-        assert committer.leftovers() == sorted(part["transactional_id"] for part in parts)
+        opened = sorted(part["transactional_id"] for part in parts)
+        assert committer.leftovers() == opened
+        known = committer.participant._cluster.admin()._manager.cluster
+        del known._brokers[2]
+        assert committer.leftovers() == opened
         parts = vote(committer, at, *parts)
         assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
         committer.await_visible(at, parts)
-        known.pop(2, None)
+        known._brokers.pop(2, None)
         marks = committer.participant._markers.read_all(committer.participant._cluster.deadline())
         assert len(marks) == SLOTS
 
