@@ -219,7 +219,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/witness.py",
-        "batch.base_sequence != 0 or ",
+        "                or batch.base_sequence != 0\n",
         "",
         WITNESS,
         "rows that a partition lost while their task wrote on: any first sequence number is accepted without state",
