@@ -9,6 +9,7 @@ before. EndTxn takes no condition: if the cluster is set back just before EndTxn
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from kafka.protocol.admin import ListGroupsRequest
@@ -18,6 +19,7 @@ from kafka.protocol.metadata import CoordinatorType
 from epochsink.identity import marker_group, marker_group_prefix
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.errors import Unreachable
 from epochsink.sink import LastDone, Mark
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 DAY_SECONDS = 86_400
 MARKED_PARTITION: Final = 0
 """The partition of a topic under which a task's producer stores the marker."""
+_SETTLE_SECONDS: Final = 2.0
+"""For how long a marker is waited for that a broker may show late; it takes milliseconds."""
 _SEVERAL_GROUPS: Final = 8
 """The first version of OffsetFetch that takes many groups, in brokers since 3.0."""
 
@@ -60,14 +64,22 @@ class Markers:
     ) -> dict[str, Mark]:
         """Return the marks of these groups; a group without an offset is left out.
 
-        With ``settled_in``, wait until no transaction is open or being ended that has an offset for these groups, under
-        these topics or where they have a mark. Brokers before 4.0 may show a marker only some time after the
-        coordinator says that its commit is complete (KAFKA-17507).
+        Brokers before 4.0 may show a marker only some time after the coordinator says that its commit is complete
+        (KAFKA-17507). With ``settled_in``, wait for that: until no transaction is open or being ended that has an
+        offset for these groups, under these topics or where they have a mark. If one stays open, it is not that commit.
         """
         if not groups:
             return {}
-        # else without RequireStable: the next epoch's transaction is often open now, and must not be waited for
-        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups), settled_in))
+        if settled_in is not None:
+            # not longer: it may be an open transaction of another attempt, which is aborted only after this read
+            patience = min(deadline, time.monotonic() + _SETTLE_SECONDS)
+            with suppress(Unreachable):
+                settled: dict[str, Mark] = self._cluster.until(
+                    patience, lambda: self._read_once(sorted(groups), settled_in)
+                )
+                return settled
+        # without RequireStable: the next epoch's transaction is often open now, and must not be waited for
+        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups), None))
         return found
 
     def of_partition(self, partition: int, deadline: float) -> int | None:
