@@ -25,6 +25,7 @@ from kafka_kit import (
     read_all,
     rows,
     task,
+    transaction,
     vote,
 )
 
@@ -190,7 +191,7 @@ def test_rows_that_partitions_have_lost_before_the_vote_are_written_again_by_the
     meanwhile(broker, prepared.topic, written)
     with committing(prepared.config, prepared.who) as committer:
         [part] = committer.vote(prepared.at, [written], prepared.rows)
-        assert part["transactional_id"] != written["transactional_id"]
+        assert transaction(part) != transaction(written)
         assert commit(committer, prepared.at, part, prepared.rows) == COMMITTED
         committer.abort_orphans([])
     assert read_all(broker.bootstrap_servers, prepared.topic, len(VALUES)) == VALUES
@@ -220,7 +221,7 @@ def test_rows_that_a_partition_loses_while_their_task_writes_on_are_written_agai
             assert commit(committer, before, part) == COMMITTED
         written = half_lost(broker, prepared)
         [part] = committer.vote(prepared.at, [written], prepared.rows)
-        assert part["transactional_id"] != written["transactional_id"]
+        assert transaction(part) != transaction(written)
         assert commit(committer, prepared.at, part, prepared.rows) == COMMITTED
         committer.abort_orphans([])
     # what is lost of a done epoch is not written again
