@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBa
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.applied_epochs import Markers
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.transactions import Answer, Description, State, Transactions
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
@@ -105,6 +107,18 @@ def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, conf
         assert committer.participant._markers.of_partition(1, committer.participant._cluster.deadline()) == 5
         assert commit(committer, at, first) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_a_marker_that_an_open_transaction_may_replace_is_waited_for_and_not_for_ever(config: Kafka) -> None:
+    """An open one may belong to another attempt, which is aborted only later."""
+    who, at = identity(), epoch(4)
+    part = prepare(config, task(who, at), rows("a"))
+    with committing(config, who) as committer:
+        markers, of, begun = committer.participant._markers, KafkaCommittable.from_json(part), time.monotonic()
+        assert markers.settled(4, of, begun + 20) is None
+        assert 2 <= time.monotonic() - begun < 10
+        assert commit(committer, at, part) == COMMITTED
+        assert markers.settled(4, of, time.monotonic() + 5) == 4
 
 
 def test_two_parts_of_one_slot_are_refused_before_anything_is_recorded(config: Kafka) -> None:

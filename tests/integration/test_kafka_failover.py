@@ -147,6 +147,25 @@ def voted(cluster: Cluster, config: Kafka) -> Iterator[Callable[[], None]]:
     assert read_all(cluster.servers, config.topic or "", SLOTS) == ["0", "1", "2"]
 
 
+def test_what_a_broker_coordinates_that_has_joined_since_is_listed(cluster: Cluster, config: Kafka) -> None:
+    """The driver's client lists the brokers every five minutes: until then, it does not know a new one."""
+    who, at = identity(), epoch(4)
+    coordinators_move_to(2, cluster)
+    parts = [prepare(config, task(who, at, partition), rows(str(partition))) for partition in range(SLOTS)]
+    with committing(config, who) as committer:
+        opened = sorted(part["transactional_id"] for part in parts)
+        assert committer.leftovers() == opened
+        known = committer.participant._cluster.admin()._manager.cluster
+        del known._brokers[2]
+        assert committer.leftovers() == opened
+        parts = vote(committer, at, *parts)
+        assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
+        committer.await_visible(at, parts)
+        known._brokers.pop(2, None)
+        marks = committer.participant._markers.read_all(committer.participant._cluster.deadline())
+        assert len(marks) == SLOTS
+
+
 def test_transactions_whose_coordinators_have_moved_since_the_vote_are_committed(
     cluster: Cluster, config: Kafka
 ) -> None:

@@ -1,4 +1,4 @@
-"""Transactions of tasks that still live when a sweep or an operator ends them.
+"""Rows that reach a broker after the end of their transaction: of living tasks, and in requests that are late.
 
 The brokers do not ask the coordinator about rows that arrive, as before Kafka 3.6.
 """
@@ -6,9 +6,12 @@ The brokers do not ask the coordinator about rows that arrive, as before Kafka 3
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 from kafka_kit import (
     NO_ROWS,
     commit,
@@ -16,18 +19,25 @@ from kafka_kit import (
     epoch,
     identity,
     prepare,
+    prepare_kept,
     read_all,
     rows,
     sink_on_new_topic,
+    take_over,
     task,
     transaction,
     vote,
     wait_for,
 )
+from kafka_proxy import Api, Fate, KafkaProxy
 
-from epochsink.kafka.committable import transactional_id
+from epochsink.errors import PrepareFailed
+from epochsink.kafka import producer
+from epochsink.kafka.committable import Transaction, transactional_id
+from epochsink.kafka.errors import FENCED, Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.remnants import Brokers
+from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactions import State
 from epochsink.sink import COMMITTED, Outcome
 
@@ -43,8 +53,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def trusting(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
-    with make_kafka({"transaction.partition.verification.enable": False}) as service:
+def proxy() -> Iterator[KafkaProxy]:
+    with KafkaProxy() as before:
+        yield before
+
+
+@pytest.fixture(scope="module")
+def trusting(make_kafka: Callable[..., KafkaService], proxy: KafkaProxy) -> Iterator[KafkaService]:
+    with make_kafka({"transaction.partition.verification.enable": False} | proxy.listener) as service:
         yield service
 
 
@@ -109,3 +125,131 @@ def test_many_are_fenced_off_side_by_side_and_those_that_have_ended_meanwhile_ar
         assert committer.commit(at, parts[1], NO_ROWS).outcome is Outcome.ABORTED
         assert commit(committer, at, again) == COMMITTED
     assert read_all(sink.bootstrap_servers, str(sink.topic), 2) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fate", [Fate.HOLD, Fate.STALL], ids=["waiting for the next try", "in flight"])
+def test_a_task_that_fails_leaves_the_end_to_the_sweep_if_a_broker_may_still_read_its_rows(
+    sink: Kafka, proxy: KafkaProxy, fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an abort they would open a transaction that no coordinator knows: readers wait for it for good."""
+    monkeypatch.setattr(producer, "_ABORT_SECONDS", 3.0)
+    who, at = identity(), epoch(0)
+    of = task(who, at)
+    slow = {"retry.backoff.ms": 1_000, "linger.ms": 0}
+    failing: Any = replace(sink, bootstrap_servers=proxy.bootstrap_servers, options=slow).writer(of)
+    caught = proxy.catch(Api.PRODUCE, fate)
+    failing.write(rows("late"))
+    caught.wait()
+    if fate is Fate.HOLD:
+        events = failing._producer._events
+        wait_for(lambda: events.serve(10) or events.trouble is not None, "the client has lost its connection")
+    failing.abort()
+    with committing(sink, who) as committer:
+        committer.fence()
+        assert state_of(committer, of) is State.ONGOING
+        assert len(committer.abort_orphans([])) == 1
+        wait_for(lambda: state_of(committer, of) is State.COMPLETE_ABORT, "it is ended")
+        caught.deliver()
+        [part] = vote(committer, at, prepare(sink, of, rows("again")))
+        assert commit(committer, at, part) == COMMITTED
+    assert read_all(sink.bootstrap_servers, str(sink.topic), 1) == ["again"]
+
+
+def test_a_task_whose_marker_is_not_answered_leaves_the_end_to_the_sweep(sink: Kafka, proxy: KafkaProxy) -> None:
+    who, at = identity(), epoch(0)
+    of = task(who, at)
+    failing = replace(sink, bootstrap_servers=proxy.bootstrap_servers, timeout=2).writer(of)
+    failing.write(rows("late"))
+    proxy.catch(Api.TXN_OFFSET_COMMIT, Fate.STALL)
+    with pytest.raises(PrepareFailed):
+        failing.prepare()
+    failing.abort()
+    with committing(sink, who) as committer:
+        committer.fence()
+        assert state_of(committer, of) is State.ONGOING
+        assert len(committer.abort_orphans([])) == 1
+
+
+def test_a_task_that_fails_aborts_what_the_brokers_have_answered(sink: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    of = task(who, at)
+    failing = sink.writer(of)
+    failing.write(rows("early"))
+    failing._producer.flush()  # type: ignore[attr-defined] # of this sink
+    failing.abort()
+    with committing(sink, who) as committer:
+        wait_for(lambda: state_of(committer, of) is State.COMPLETE_ABORT, "it is ended")
+
+
+def test_rows_that_are_copied_late_are_refused_once_their_transaction_was_given_up(
+    sink: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's own request was not answered in time, and is on its way."""
+    who, at = identity(), epoch(0)
+    late: list[tuple[TopicLog, tuple[Any, ...]]] = []
+    append = TopicLog.append
+
+    def append_late(log: TopicLog, *arguments: Any) -> None:
+        late.append((log, arguments))
+        raise Unreachable("no answer in time", hint="none: a test's")
+
+    with committing(sink, who) as committer:
+        part = prepare_kept(committer, sink, at, rows("a"))
+        take_over(sink.bootstrap_servers, part)
+        assert committer.commit(at, part, NO_ROWS).outcome is Outcome.ABORTED
+        monkeypatch.setattr(TopicLog, "append", append_late)
+        with pytest.raises(Unreachable):
+            committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
+        monkeypatch.setattr(TopicLog, "append", append)
+        [(log, arguments)] = late
+        # the end is written to the partition soon after the answer
+        wait_for(lambda: not committer.leftovers(), "it is ended")
+        with pytest.raises(Refused) as refused:
+            wait_for(lambda: append(log, *arguments) is not None, "it is refused")
+        assert refused.value.code in FENCED
+        part = committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
+        assert commit(committer, at, part) == COMMITTED
+    assert read_all(sink.bootstrap_servers, str(sink.topic), 1) == ["a"]
+
+
+def test_readers_that_wait_for_a_transaction_that_no_coordinator_knows_are_told_of_once(
+    sink: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The epoch is done, and nothing ends that transaction: an operator has to."""
+    who, at = identity(), epoch(0)
+    lost = task(who, at, partition=1)
+    living: Any = sink.writer(lost)
+    living.write(rows("early"))
+    living._producer.flush()
+    with committing(sink, who) as committer:
+        transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
+        before = Transaction(living.transactional_id, *living._producer.identity())
+        transactions.end(before, deadline, commit=False)
+        wait_for(lambda: state_of(committer, lost) is State.COMPLETE_ABORT, "it is ended")
+        living.write(rows("late"))
+        living._producer.flush()
+        for number in range(2):
+            [part] = vote(committer, epoch(number), prepare(sink, task(who, epoch(number)), rows("a")))
+            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            assert committer.unblock(at, [part], [part]) == []
+        [warning] = [each for each in caplog.messages if "no coordinator" in each]
+        assert f"readers of {sink.topic}-0 wait" in warning
+        assert f"(producer {before.producer_id}, epoch {before.producer_epoch})" in warning
+    living._producer.release()
+
+
+def test_a_transaction_of_another_program_is_not_taken_for_one_that_nobody_knows(
+    sink: Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    who, at = identity(), epoch(0)
+    other = Producer({"bootstrap.servers": sink.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
+    other.init_transactions(10)
+    other.begin_transaction()
+    other.produce(str(sink.topic), "theirs")
+    other.flush(10)
+    with committing(sink, who) as committer:
+        [part] = vote(committer, at, prepare(sink, task(who, at), rows("a")))
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert committer.unblock(at, [part], [part]) == []
+    other.abort_transaction(10)
+    assert not [each for each in caplog.messages if "no coordinator" in each]

@@ -25,10 +25,12 @@ from kafka_kit import (
     read_all,
     rows,
     task,
+    transaction,
+    vote,
 )
 
 from epochsink.devkit.services import LocalKafka
-from epochsink.errors import LogIncomplete, OutcomeUnknown, SpoolMissing
+from epochsink.errors import LogIncomplete, OutcomeUnknown, PrepareFailed, SpoolMissing
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.sink import COMMITTED, Keeping, Outcome
@@ -189,10 +191,53 @@ def test_rows_that_partitions_have_lost_before_the_vote_are_written_again_by_the
     meanwhile(broker, prepared.topic, written)
     with committing(prepared.config, prepared.who) as committer:
         [part] = committer.vote(prepared.at, [written], prepared.rows)
-        assert part["transactional_id"] != written["transactional_id"]
+        assert transaction(part) != transaction(written)
         assert commit(committer, prepared.at, part, prepared.rows) == COMMITTED
         committer.abort_orphans([])
     assert read_all(broker.bootstrap_servers, prepared.topic, len(VALUES)) == VALUES
+
+
+def half_lost(broker: LocalKafka, prepared: Prepared) -> Committable:
+    """Write a task's rows, while a partition loses the first half of its share: the producer goes on."""
+    writer: Any = prepared.config.writer(prepared.of)
+    writer.write(rows(*VALUES[:30]))
+    writer._producer.flush()
+    lose_files(broker, prepared.topic, {})
+    writer.write(rows(*VALUES[30:]))
+    written: Committable = writer.prepare()
+    return written
+
+
+@pytest.mark.parametrize("voted", [False, True], ids=["in the first epoch", "in a later epoch"])
+def test_rows_that_a_partition_loses_while_their_task_writes_on_are_written_again_by_the_vote(
+    broker: LocalKafka, fresh_topic: FreshName, *, voted: bool
+) -> None:
+    """The last sequence numbers tell of all rows: a partition without state accepts any first number."""
+    prepared = Prepared(broker, fresh_topic(), spool=True)
+    with committing(prepared.config, prepared.who) as committer:
+        if voted:
+            before = epoch(3)
+            [part] = vote(committer, before, prepare(prepared.config, task(prepared.who, before), rows("before")))
+            assert commit(committer, before, part) == COMMITTED
+        written = half_lost(broker, prepared)
+        [part] = committer.vote(prepared.at, [written], prepared.rows)
+        assert transaction(part) != transaction(written)
+        assert commit(committer, prepared.at, part, prepared.rows) == COMMITTED
+        committer.abort_orphans([])
+    # what is lost of a done epoch is not written again
+    found = read_all(broker.bootstrap_servers, prepared.topic, len(VALUES))
+    assert [value for value in found if value != "before"] == VALUES
+
+
+def test_an_attempt_whose_first_rows_are_lost_is_refused_however_often_it_is_voted_on(
+    broker: LocalKafka, fresh_topic: FreshName
+) -> None:
+    prepared = Prepared(broker, fresh_topic(), spool=False)
+    with committing(prepared.config, prepared.who) as committer:
+        written = half_lost(broker, prepared)
+        for _ in range(2):
+            with pytest.raises(PrepareFailed, match=f"its first rows were lost from {prepared.topic}-1"):
+                committer.vote(prepared.at, [written], NO_ROWS)
 
 
 @pytest.mark.parametrize("meanwhile", [lose_files, truncate, abort_at_partitions])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 AVRO = "tests/unit/test_kafka_avro.py"
+CLUSTER = "tests/unit/test_kafka_cluster.py"
 COMMIT = "tests/unit/test_kafka_commit.py"
 DEAD_LETTER = "tests/unit/test_kafka_dead_letter.py"
 FENCE = "tests/unit/test_kafka_fence.py"
@@ -12,6 +13,7 @@ IN_LOG = "tests/unit/test_kafka_rows_in_log.py"
 LETTERS = "tests/integration/test_kafka_letters.py"
 LOG_ENDS = "tests/unit/test_kafka_log_ends.py"
 MARKERS = "tests/unit/test_kafka_applied_epochs.py"
+ORPHANS = "tests/integration/test_kafka_orphans.py"
 RECORD_BATCH = "tests/unit/test_kafka_record_batch.py"
 REDO = "tests/unit/test_kafka_redo.py"
 RETRY = "tests/integration/test_kafka_retry.py"
@@ -19,6 +21,7 @@ SWEEP = "tests/unit/test_kafka_sweep.py"
 TOPIC_LOG = "tests/unit/test_kafka_topic_log.py"
 TRANSACTIONS = "tests/unit/test_kafka_transactions.py"
 WITNESS = "tests/unit/test_kafka_witness.py"
+WITNESS_LIVE = "tests/integration/test_kafka_witness.py"
 
 MUTANTS: list[Mutant] = [
     # ---- dead letters
@@ -216,6 +219,27 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/witness.py",
+        "                or batch.base_sequence != 0\n",
+        "",
+        WITNESS,
+        "rows that a partition lost while their task wrote on: any first sequence number is accepted without state",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        " or known.leader_epoch != place.leader_epoch",
+        "",
+        WITNESS,
+        "rows that a partition lost while their task wrote on, in a later epoch",
+    ),
+    Mutant(
+        "kafka/committer.py",
+        "        if not seen.missing:\n",
+        "        if True:\n",
+        f"{WITNESS_LIVE} -k however_often",
+        "rows that are lost, because a part that one vote refused is taken for whole by the next",
+    ),
+    Mutant(
+        "kafka/witness.py",
         "            if end < now[at].end:\n",
         "            if False:\n",
         WITNESS,
@@ -301,12 +325,40 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/applied_epochs.py",
-        "    return max(marks, key=lambda mark: mark.epoch, default=None)\n",
-        "    return next(iter(marks), None)\n",
+        " or mark.epoch > found[group.group_id].epoch:\n",
+        ":\n",
         MARKERS,
         "every row of an epoch twice: an older marker under another topic hides the newest one",
     ),
+    Mutant(
+        "kafka/applied_epochs.py",
+        "require_stable=stable",
+        "require_stable=False",
+        MARKERS,
+        "every row of an epoch twice: an old broker shows its marker late",
+    ),
+    Mutant(
+        "kafka/applied_epochs.py",
+        "            told += self._ask(groups, settled_in, stable=True)\n",
+        "            pass\n",
+        MARKERS,
+        "every row of an epoch twice: an old broker shows the first marker of a group late",
+    ),
+    Mutant(
+        "kafka/commit.py",
+        "        if verdict is None or verdict.outcome is not Outcome.ABORTED:\n",
+        "        if True:\n",
+        COMMIT,
+        "every row of an epoch twice: an old broker shows its marker late",
+    ),
     # ---- other drivers
+    Mutant(
+        "kafka/cluster.py",
+        "        if brokers != known:\n",
+        "        if False:\n",
+        CLUSTER,
+        "what a broker coordinates that has joined since: another driver's transactions and markers are not seen",
+    ),
     Mutant(
         "kafka/fence.py",
         "(State.PREPARE_COMMIT,), deadline):",
@@ -381,7 +433,7 @@ MUTANTS: list[Mutant] = [
         "kafka/sweep.py",
         "        self._transactions.fence_off(orphans, deadline)\n",
         "        for each in orphans:\n            self._transactions.end(each, deadline, commit=False)\n",
-        "tests/integration/test_kafka_orphans.py -k living",
+        f"{ORPHANS} -k living",
         "rows that a living task adds after the end of its transaction: readers wait for good, or they are doubled",
     ),
     Mutant(
@@ -390,6 +442,20 @@ MUTANTS: list[Mutant] = [
         "                if True:\n",
         TRANSACTIONS,
         "an orphan that stays open, because its task was just adding a partition",
+    ),
+    Mutant(
+        "kafka/producer.py",
+        "            if sent or self._events.unanswered or self._marking:\n",
+        "            if sent:\n",
+        f"{ORPHANS} -k a_task",
+        "rows that a broker reads after the abort of a task: readers wait for good, or they are doubled",
+    ),
+    Mutant(
+        "kafka/redo.py",
+        "give_up(transaction, answered=False)",
+        "give_up(transaction)",
+        f"{ORPHANS} -k copied_late",
+        "rows that are copied late into a transaction that was given up: readers wait for good, or they are doubled",
     ),
     # ---- where rows are kept
     Mutant(

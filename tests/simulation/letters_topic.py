@@ -224,7 +224,7 @@ class Witness:
             return 0 if ended else sum(record.by == (name, epoch) for record in log)
 
         whole = step("look", held) == part.rows
-        return Seen({}, {0: part} if whole else {}, {} if whole else {0: "gone"}, {}, frozenset())
+        return Seen({}, {0: part} if whole else {}, {} if whole else {0: "gone"}, {}, {})
 
     def lost(self, *_: object, **__: object) -> Loss:
         return Loss(None)

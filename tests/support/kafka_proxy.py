@@ -39,6 +39,7 @@ class Fate(enum.Enum):
     DROP = "the broker never gets it, and the connection breaks"
     LOSE_REPLY = "the broker carries it out, its reply is lost, and the connection breaks"
     HOLD = "the connection breaks, and the broker gets it when it is delivered"
+    STALL = "the connection stays and passes nothing more, and the broker gets it when it is delivered"
     REPEAT = "the broker gets it now, and once more when it is delivered"
 
 
@@ -178,7 +179,10 @@ class KafkaProxy:
                         lost[correlation] = caught
                     else:
                         caught.done()
-                    if caught.fate in (Fate.DROP, Fate.HOLD):
+                    if caught.fate is Fate.STALL:
+                        while client.recv(1 << 16):
+                            pass
+                    if caught.fate in (Fate.DROP, Fate.HOLD, Fate.STALL):
                         break
                 broker.sendall(frame)
         self._end(client, broker)

@@ -14,7 +14,7 @@ from epochsink.kafka import cluster
 from epochsink.kafka.cluster import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class Answering(Cluster):
@@ -34,6 +34,26 @@ def test_coordinators_of_ids_that_are_used_once_are_not_kept_for_ever(monkeypatc
         ids = [uuid.uuid4().hex for _ in range(20)]
         assert asked._by_coordinator(CoordinatorType.TRANSACTION, ids) == {1: ids}
         assert len(asked._coordinators) <= 120
+
+
+class Growing(Cluster):
+    """Has the brokers ``there``, and answers a request with itself and the broker that got it."""
+
+    there: tuple[int, ...] = (1,)
+
+    def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
+        listed = SimpleNamespace(brokers=[SimpleNamespace(node_id=number) for number in self.there])
+        return [listed if node is None else (node, request) for node, request in requests]
+
+
+def test_each_broker_that_is_there_now_is_asked_with_a_request_of_its_own() -> None:
+    """kafka-python's own list of them may be older, and what a broker coordinates would be left out of a listing."""
+    cluster = Growing("127.0.0.1:1", {}, 1.0)
+    for there in ((1,), (1,), (2, 1), (2,)):
+        cluster.there = there
+        asked = cluster.ask_brokers(object)
+        assert [node for node, _ in asked] == sorted(there)
+        assert len({id(request) for _, request in asked}) == len(there)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from epochsink.kafka.committable import KafkaCommittable, Transaction
 from epochsink.kafka.leaders import End
 from epochsink.kafka.transactions import Answer, Description, State
 from epochsink.kafka.witness import Loss, Seen, Witness
-from epochsink.sink import Ballot, Epoch, Mark, Outcome
+from epochsink.sink import Ballot, Epoch, LastDone, Mark, Outcome
 from epochsink.testing.sink_rig import NO_ROWS
 
 if TYPE_CHECKING:
@@ -80,17 +80,17 @@ def looks(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
     def look(_: Witness, parts: Sequence[KafkaCommittable], others: object, deadline: float) -> Seen:
         del others, deadline
         whole = {index: each for index, each in enumerate(parts) if not each.recreated({"orders": ID})}
-        return Seen({"orders": ID}, whole, {}, {("orders", 0): End(next(offsets), 1)}, frozenset())
+        return Seen({"orders": ID}, whole, {}, {("orders", 0): End(next(offsets), 1)}, {})
 
     monkeypatch.setattr(Witness, "look", look)
 
 
-def marked(monkeypatch: pytest.MonkeyPatch, attempt: str) -> None:
-    """Let every group have the marker of an attempt at the epoch."""
+def marked(monkeypatch: pytest.MonkeyPatch, attempt: str, number: int = EPOCH.number) -> None:
+    """Let every group have the marker of an attempt at the epoch, or at another one."""
 
     def read(_: Markers, groups: Iterable[str], deadline: float) -> dict[str, Mark]:
         del deadline
-        return dict.fromkeys(groups, Mark(EPOCH.number, attempt))
+        return dict.fromkeys(groups, Mark(number, attempt))
 
     monkeypatch.setattr(Markers, "read", read)
 
@@ -106,6 +106,21 @@ def test_of_many_transactions_one_whose_topic_was_created_again_is_not_committed
     verdicts = commits(coordinator).commit(EPOCH, parts, None)
     assert [verdict.outcome for verdict in verdicts] == [Outcome.COMMITTED] * MANY + [Outcome.ABORTED]
     assert coordinator.committed == [each.transaction for each in parts[:MANY]]
+
+
+@pytest.mark.parametrize(
+    ("settled", "outcome"), [(5, Outcome.COMMITTED), (3, Outcome.ABORTED), (None, Outcome.ABORTED)]
+)
+def test_a_commit_whose_marker_is_shown_late_is_not_written_again(
+    settled: int | None, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id is in use again, and the answer to the commit was lost: the marker decides, when it can be read."""
+    monkeypatch.setattr(Markers, "of_partition", lambda *_: 4)
+    monkeypatch.setattr(Markers, "settled", lambda *_: settled)
+    monkeypatch.setattr(Witness, "look", lambda *_: Seen({"orders": ID}, {}, {0: "not open"}, {}, {}))
+    again = replace(part(0), transaction=Transaction("epochsink.x0", 7, 2))
+    [verdict] = commits(Coordinator(State.EMPTY)).commit(EPOCH, [again], None)
+    assert verdict.outcome is outcome
 
 
 def test_ends_that_are_still_being_written_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +160,47 @@ def test_the_marker_of_another_attempt_stops_the_query(monkeypatch: pytest.Monke
     marked(monkeypatch, "c" * 32)
     with pytest.raises(WentBack, match="the cluster was set back, or a driver on another copy"):
         commits(Coordinator()).await_visible(EPOCH, ballot(part(0)))
+
+
+ACCEPT: Final = "epochsink accept CHECKPOINT 5 --sink orders"
+
+
+@pytest.mark.parametrize("number", [None, 3])
+def test_a_marker_that_is_gone_or_older_is_accepted_by_the_command_in_the_message(
+    number: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start compares the marker again: without the command the query never goes on."""
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    monkeypatch.setattr(Markers, "retention", lambda _: 60.0)
+    if number is None:
+        monkeypatch.setattr(Markers, "read", lambda *_: {})
+    else:
+        marked(monkeypatch, "c" * 32, number)
+    with pytest.raises(WentBack, match=ACCEPT):
+        commits(Coordinator(), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
+
+
+@pytest.mark.parametrize(
+    ("number", "attempt"), [(5, "c" * 32), (7, "c" * 32)], ids=["another attempt", "a later epoch"]
+)
+def test_a_marker_that_shows_another_driver_is_not_accepted_lightly(
+    number: int, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    marked(monkeypatch, attempt, number)
+    with pytest.raises(WentBack) as stopped:
+        commits(Coordinator(), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
+    assert ACCEPT not in stopped.value.hint
+
+
+def test_the_marker_of_the_epoch_before_that_is_gone_is_not_accepted_lightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    monkeypatch.setattr(Markers, "retention", lambda _: 60.0)
+    monkeypatch.setattr(Markers, "read", lambda *_: {})
+    before = LastDone(EPOCH.number - 1, "d" * 32, (part(0).to_json(),))
+    with pytest.raises(WentBack) as stopped:
+        commits(Coordinator(), timeout=0.05).await_visible(EPOCH, replace(ballot(part(0)), after=before))
+    assert ACCEPT not in stopped.value.hint
 
 
 def test_an_epoch_that_was_prepared_longer_ago_than_markers_are_kept_is_done_without_its_marker(

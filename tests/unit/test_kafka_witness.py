@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from kafka.errors import RetriableError
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from record_batches import ABORT, COMMIT, batch, end
 
@@ -136,23 +137,36 @@ def test_a_topic_that_was_created_again_has_lost_the_rows() -> None:
 # ---- the look before the vote and before the commit
 
 
+WHOLE: Final = batch(b"a", b"b", b"c", offset=5)
+
+
 class Leader(Brokers):
     """Has a partition from ``first`` to 10, in which producers have open transactions.
 
-    ``open_now`` has their ids, epochs, first offsets and last sequence numbers.
+    ``open_now`` has their ids, epochs, first offsets and last sequence numbers. ``log`` is what it holds of them.
     """
 
-    def __init__(self, *open_now: tuple[int, int, int, int], first: int = 0, topic_id: str = ID) -> None:
-        super().__init__(topic_id=topic_id)
+    def __init__(
+        self,
+        *open_now: tuple[int, int, int, int],
+        first: int = 0,
+        topic_id: str = ID,
+        log: tuple[bytes, ...] = (WHOLE,),
+        leader_epoch: int = 1,
+    ) -> None:
+        super().__init__(*log, topic_id=topic_id)
         self.open_now = open_now
         self.first = first
+        self.leader_epoch = leader_epoch
 
     def _answer(self, request: Any) -> Any:
+        if isinstance(request, FetchRequest):
+            return super()._answer(request)
         [topic] = request.topics
         told = SimpleNamespace(error_code=0, partition_index=0)
         if isinstance(request, ListOffsetsRequest):
             told.offset = self.first if topic.partitions[0].timestamp == -2 else 10
-            told.leader_epoch = 1
+            told.leader_epoch = self.leader_epoch
         else:
             told.active_producers = [
                 SimpleNamespace(
@@ -163,8 +177,11 @@ class Leader(Brokers):
         return SimpleNamespace(topics=[SimpleNamespace(name=topic.name, partitions=[told])])
 
 
-def before_commit(leader: Any, of: KafkaCommittable) -> Seen:
-    return Witness(leader).look([of], (), time.monotonic() + 10)
+UNVOTED: Final = replace(part(), places=())
+
+
+def before_commit(leader: Any, of: KafkaCommittable, before: Seen | None = None) -> Seen:
+    return Witness(leader).look([of], (), time.monotonic() + 10, before)
 
 
 def test_a_transaction_that_is_open_with_all_of_its_rows_is_whole() -> None:
@@ -196,10 +213,57 @@ def test_a_transaction_that_a_partition_does_not_hold_whole_is_not_committed(
 
 def test_rows_are_counted_in_the_vote_too() -> None:
     """Before it, nothing says where the rows begin."""
-    unvoted = replace(part(), places=())
-    assert before_commit(Leader((7, 3, 5, 2)), unvoted).whole == {0: part()}
-    assert "they hold 2 of its 3 row" in before_commit(Leader((7, 3, 5, 1)), unvoted).missing[0]
-    assert "they hold 0 of its 3 row" in before_commit(Leader(), unvoted).missing[0]
+    assert before_commit(Leader((7, 3, 5, 2)), UNVOTED).whole == {0: part()}
+    assert "they hold 2 of its 3 row" in before_commit(Leader((7, 3, 5, 1)), UNVOTED).missing[0]
+    assert "they hold 0 of its 3 row" in before_commit(Leader(), UNVOTED).missing[0]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        [batch(b"c", offset=5, sequence=2)],
+        [batch(b"a", b"b", b"c", offset=5, producer_epoch=2)],
+        [batch(b"a", b"b", b"c", offset=5, producer_id=9)],
+    ],
+    ids=["a later row", "an earlier use", "another producer"],
+)
+def test_rows_that_do_not_begin_with_the_first_one_are_not_recorded(log: list[bytes]) -> None:
+    """The last sequence number gives the right count: a partition without state accepts any first number."""
+    seen = before_commit(Leader((7, 3, 5, 2), log=tuple(log)), UNVOTED)
+    assert seen.whole == {}
+    assert "its first rows were lost from orders-0" in seen.missing[0]
+
+
+def test_a_first_row_that_is_not_shown_yet_is_waited_for() -> None:
+    """A new leader shows records when its replicas have them."""
+    with pytest.raises(RetriableError, match="orders-0 does not show its records from offset 5 on yet"):
+        before_commit(Leader((7, 3, 5, 2), log=()), UNVOTED)
+
+
+def test_first_rows_are_read_only_where_the_leader_has_changed_since_the_last_vote() -> None:
+    earlier = before_commit(Leader((7, 3, 5, 2)), UNVOTED)
+    leader, other = Leader((7, 3, 5, 2)), Leader((7, 3, 5, 2), leader_epoch=2)
+    for each in (leader, other):
+        assert before_commit(each, UNVOTED, earlier).whole
+    assert leader.positions == []
+    assert other.positions == [5]
+
+
+def test_another_topic_of_the_name_proves_nothing() -> None:
+    earlier = before_commit(Leader((7, 3, 5, 2), topic_id="e" * 32), replace(UNVOTED, topics={"orders": "e" * 32}))
+    leader = Leader((7, 3, 5, 2))
+    assert before_commit(leader, UNVOTED, earlier).whole
+    assert leader.positions == [5]
+
+
+def test_a_partition_that_was_added_and_that_a_broker_does_not_know_yet_is_waited_for() -> None:
+    """Partitions were added under the running query, and the broker that names them lags."""
+    added = replace(part(), places=(*part().places, Place("orders", 1, 0, 3, 1)))
+    leader: Any = Leader((7, 3, 5, 2))
+    with pytest.raises(RetriableError, match="the brokers do not show orders-1 yet"):
+        before_commit(leader, added)
+    with pytest.raises(RetriableError, match="the brokers do not show orders-1 yet"):
+        Witness(leader).open_before([added], time.monotonic() + 10)
 
 
 def test_a_part_whose_topic_was_created_again_is_neither_whole_nor_missing() -> None:
@@ -209,4 +273,4 @@ def test_a_part_whose_topic_was_created_again_is_neither_whole_nor_missing() -> 
 
 def test_others_that_are_open_before_the_rows_are_told() -> None:
     leader = Leader((7, 3, 5, 2), (8, 0, 4, 0), (9, 0, 10, 0))
-    assert before_commit(leader, part()).before == {Producer(8, 0)}
+    assert before_commit(leader, part()).before == {Producer(8, 0): AT}

@@ -9,14 +9,17 @@ before. EndTxn takes no condition: if the cluster is set back just before EndTxn
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType
 
 from epochsink.identity import marker_group, marker_group_prefix
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.errors import Unreachable
 from epochsink.sink import LastDone, Mark
 
 if TYPE_CHECKING:
@@ -25,16 +28,24 @@ if TYPE_CHECKING:
     from epochsink.kafka.cluster import Cluster
 
 DAY_SECONDS = 86_400
+MARKED_PARTITION: Final = 0
+"""The partition of a topic under which a task's producer stores the marker."""
+_SETTLE_SECONDS: Final = 2.0
+"""For how long a marker is waited for that a broker may show late; it takes milliseconds."""
 _SEVERAL_GROUPS: Final = 8
 """The first version of OffsetFetch that takes many groups, in brokers since 3.0."""
 
 
 class Markers:
-    """The markers of one identity; ``key`` is its `identity_key`. Every method may raise what `Cluster` raises."""
+    """The markers of one identity. Every method may raise what `Cluster` raises.
 
-    def __init__(self, cluster: Cluster, key: str) -> None:
+    ``key`` is its `identity_key`; ``topic`` is the topic of all rows, or None if each row names its own.
+    """
+
+    def __init__(self, cluster: Cluster, key: str, topic: str | None = None) -> None:
         self._cluster = cluster
         self._key = key
+        self._topics = [] if topic is None else [topic]
         self._retention: float | None = None
 
     def marks_of(self, last: LastDone) -> dict[str, Mark]:
@@ -48,23 +59,49 @@ class Markers:
             {marker_group(self._key, part.partition, parity) for part in parts for parity in (0, 1)}, deadline
         )
 
-    def read(self, groups: Collection[str], deadline: float) -> dict[str, Mark]:
-        """Return the marks of these groups; a group without an offset is left out."""
+    def read(
+        self, groups: Collection[str], deadline: float, *, settled_in: Collection[str] | None = None
+    ) -> dict[str, Mark]:
+        """Return the marks of these groups; a group without an offset is left out.
+
+        Brokers before 4.0 may show a marker only some time after the coordinator says that its commit is complete
+        (KAFKA-17507). With ``settled_in``, wait for that: until no transaction is open or being ended that has an
+        offset for these groups, under these topics or where they have a mark. If one stays open, it is not that commit.
+        """
         if not groups:
             return {}
-        # without RequireStable: the next epoch's transaction is often open now, and this read must not wait for it
-        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups)))
+        if settled_in is not None:
+            # not longer: it may be an open transaction of another attempt, which is aborted only after this read
+            patience = min(deadline, time.monotonic() + _SETTLE_SECONDS)
+            with suppress(Unreachable):
+                settled: dict[str, Mark] = self._cluster.until(
+                    patience, lambda: self._read_once(sorted(groups), settled_in)
+                )
+                return settled
+        # without RequireStable: the next epoch's transaction is often open now, and must not be waited for
+        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups), None))
         return found
 
     def of_partition(self, partition: int, deadline: float) -> int | None:
         """Return the newest epoch applied in a Spark partition; None if there is no offset."""
         return _newest(self.read([marker_group(self._key, partition, parity) for parity in (0, 1)], deadline))
 
-    def read_all(self, deadline: float) -> dict[str, Mark]:
-        """Return the marks of all Spark partitions, including those of earlier runs."""
+    def settled(self, epoch: int, part: KafkaCommittable, deadline: float) -> int | None:
+        """Return the newest epoch in the group of an epoch's part, once it is settled; None if there is no offset."""
+        return _newest(self.read([self._group(epoch, part)], deadline, settled_in=part.topics))
+
+    def read_all(self, deadline: float, *, settled: bool = False, besides: LastDone | None = None) -> dict[str, Mark]:
+        """Return the marks of all Spark partitions, including those of earlier runs.
+
+        If ``settled``, they are waited for as `read` does, and those of the epoch ``besides`` are left out: its
+        transactions may be open.
+        """
         prefix = marker_group_prefix(self._key)
-        groups = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
-        return self.read({group["group_id"] for group in groups if group["group_id"].startswith(prefix)}, deadline)
+        listed = self._cluster.until(deadline, self._list_once)
+        groups = {name for name in listed if name.startswith(prefix)}
+        if settled and besides is not None:
+            groups -= self.marks_of(besides).keys()
+        return self.read(groups, deadline, settled_in=self._topics if settled else None)
 
     def unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> LastDone:
         """Return ``done`` without the parts whose marker may have expired (offsets.retention.minutes)."""
@@ -91,13 +128,30 @@ class Markers:
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
         return marker_group(self._key, part.partition, epoch % 2)
 
-    def _read_once(self, groups: list[str]) -> dict[str, Mark]:
-        answers = self._cluster.ask_coordinators(CoordinatorType.GROUP, groups, _offsets_of)
-        told = [group for answer in answers for group in answer.groups]
+    def _list_once(self) -> list[str]:
+        # every broker, because each coordinates some of the groups
+        answers = self._cluster.ask_brokers(lambda: ListGroupsRequest(min_version=0))
+        for answer in answers:
+            raise_for(answer.error_code, "listing groups")
+        return [group.group_id for answer in answers for group in answer.groups]
+
+    def _read_once(self, groups: list[str], settled_in: Collection[str] | None) -> dict[str, Mark]:
+        told = self._ask(groups, None, stable=settled_in is not None)
+        if settled_in:
+            # by name too: asked for all topics, brokers do not tell that the first offset under a topic is under way
+            told += self._ask(groups, settled_in, stable=True)
+        found: dict[str, Mark] = {}
         for group in told:
             raise_for(group.error_code, f"the offsets of group {group.group_id}")
-        found = {group.group_id: _newest_mark(group) for group in told}
-        return {name: mark for name, mark in found.items() if mark is not None}
+            for mark in _marks(group):
+                if group.group_id not in found or mark.epoch > found[group.group_id].epoch:
+                    found[group.group_id] = mark
+        return found
+
+    def _ask(self, groups: list[str], topics: Collection[str] | None, *, stable: bool) -> list[Any]:
+        kind = CoordinatorType.GROUP
+        answers = self._cluster.ask_coordinators(kind, groups, lambda mine: _offsets_of(mine, topics, stable=stable))
+        return [group for answer in answers for group in answer.groups]
 
 
 def committables(last: LastDone) -> list[KafkaCommittable]:
@@ -110,17 +164,27 @@ def topics_of(parts: Iterable[KafkaCommittable]) -> dict[str, str]:
     return {topic: known for part in parts for topic, known in part.topics.items()}
 
 
-def _offsets_of(groups: list[str]) -> OffsetFetchRequest:
-    every_topic = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups]
-    return OffsetFetchRequest(groups=every_topic, min_version=_SEVERAL_GROUPS, max_version=_SEVERAL_GROUPS)
+def _offsets_of(groups: list[str], topics: Collection[str] | None, *, stable: bool) -> OffsetFetchRequest:
+    """Return the request for markers under these topics, or under all."""
+    asked = OffsetFetchRequest.OffsetFetchRequestGroup
+    named = (
+        None
+        if topics is None
+        else [asked.OffsetFetchRequestTopics(name=topic, partition_indexes=[MARKED_PARTITION]) for topic in topics]
+    )
+    return OffsetFetchRequest(
+        groups=[asked(group_id=group, topics=named) for group in groups],
+        require_stable=stable,
+        min_version=_SEVERAL_GROUPS,
+        max_version=_SEVERAL_GROUPS,
+    )
 
 
-def _newest_mark(group: Any) -> Mark | None:
+def _marks(group: Any) -> list[Mark]:
     kept = [offset for topic in group.topics for offset in topic.partitions]
     for offset in kept:
         raise_for(offset.error_code, f"an offset of group {group.group_id}")
-    marks = [Mark(one.committed_offset, one.metadata or "") for one in kept if one.committed_offset >= 0]
-    return max(marks, key=lambda mark: mark.epoch, default=None)
+    return [Mark(one.committed_offset, one.metadata or "") for one in kept if one.committed_offset >= 0]
 
 
 def _newest(marks: Mapping[str, Mark]) -> int | None:

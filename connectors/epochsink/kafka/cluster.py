@@ -75,6 +75,7 @@ class Cluster:
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
         self._servers = [server.strip() for server in bootstrap_servers.split(",")]
+        self.servers = bootstrap_servers
         self.target = f"Kafka at {bootstrap_servers}"
         """The name of the cluster in messages."""
         self._settings = for_kafka_python(options)
@@ -84,6 +85,7 @@ class Cluster:
         self._connecting = threading.Lock()
         self._coordinators: dict[tuple[int, str], int] = {}
         self._topics: dict[str, Topic] = {}
+        self._brokers: list[int] = []
         self.timeout = timeout
 
     def admin(self) -> KafkaAdminClient:
@@ -211,6 +213,7 @@ class Cluster:
         """Forget brokers, leaders and coordinators, so that the next request looks them up."""
         self._topics.clear()
         self._coordinators.clear()
+        self._brokers = []
         # kafka-python does not do this: it would keep asking a coordinator that has moved or died, and for five minutes
         # it would not know a broker that was unreachable when it last listed the brokers
         if self._admin is not None:
@@ -239,6 +242,22 @@ class Cluster:
         """
         nodes = self._by_coordinator(kind, list(keys))
         return self.ask_all([(node, request(mine)) for node, mine in nodes.items()])
+
+    def ask_brokers(self, request: Callable[[], Any]) -> list[Any]:
+        """Send a request that ``request`` makes to every broker, and return the answers. Raises as `ask_all`.
+
+        The brokers are listed each time: kafka-python's list may be five minutes old, and lack a broker that
+        coordinates. Those of the last time are asked beside that, which saves a round trip.
+        """
+        known = self._brokers
+        metadata, *answers = self.ask_all(
+            [(None, MetadataRequest(topics=[])), *((broker, request()) for broker in known)]
+        )
+        brokers = sorted(broker.node_id for broker in metadata.brokers)
+        if brokers != known:
+            answers = self.ask_all([(broker, request()) for broker in brokers])
+            self._brokers = brokers
+        return answers
 
     def ask_each(self, kind: CoordinatorType, requests: Mapping[str, Any]) -> dict[str, Any]:
         """Send the request of each transactional id (or group) to its coordinator.

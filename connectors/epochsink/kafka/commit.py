@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from epochsink.kafka.leaders import End, Partition
     from epochsink.kafka.transactions import Description, Transactions
     from epochsink.kafka.witness import Seen
-    from epochsink.sink import Ballot, Epoch
+    from epochsink.sink import Ballot, Epoch, Mark
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -157,8 +157,10 @@ class Commits:
                 f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of "
                 f"{self._cluster.target} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
                 "was set back, or a driver on another copy of this checkpoint writes for the same query",
-                hint="stop the other driver. Check that the topic has the rows of the last epochs, without duplicates. "
-                "Then start again: the next message says how to continue",
+                hint=f"its rows are in the topic, and its marker was deleted or lost: each start says the same. {_STOP}"
+                f"If it does: epochsink accept CHECKPOINT {this.epoch} --sink {self._name}; then start again"
+                if _lacks_only_its_own(wanted, ours, found)
+                else f"{_STOP}Then start again: the next message says how to continue",
             )
 
     def _lost(self, epoch: Epoch, what: str) -> OutcomeUnknown:
@@ -243,14 +245,17 @@ class Commits:
     def _judge(self, epoch: Epoch, part: KafkaCommittable, now: Description, deadline: float) -> Verdict | None:
         # read after `now`: a commit in between then shows in the marker
         marker = self._markers.of_partition(part.partition, deadline)
+        verdict = self._verdict(epoch, part, now, marker)
+        if verdict is None or verdict.outcome is not Outcome.ABORTED:
+            return verdict
+        # brokers may show a marker late, and a commit that counts as aborted would be written again
+        seen = {each for each in (marker, self._markers.settled(epoch.number, part, deadline)) if each is not None}
+        return self._verdict(epoch, part, now, max(seen, default=None))
+
+    def _verdict(self, epoch: Epoch, part: KafkaCommittable, now: Description, marker: int | None) -> Verdict | None:
         age = time.time() - part.prepared_at
-        return verdict_on(
-            part.transaction,
-            now,
-            epoch=epoch.number,
-            marker=marker,
-            marker_may_be_gone=marker is None and age > self._markers.retention(),
-        )
+        gone = marker is None and age > self._markers.retention()
+        return verdict_on(part.transaction, now, epoch=epoch.number, marker=marker, marker_may_be_gone=gone)
 
     def _describe(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, Description]:
         ids = [part.transaction.transactional_id for part in parts]
@@ -264,6 +269,17 @@ class Commits:
                 hint="check that all brokers run; no row is lost",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+_STOP: Final = (
+    "Stop the other driver, if there is one. Check that the topic has the rows of the last epochs, without duplicates. "
+)
+
+
+def _lacks_only_its_own(wanted: Mapping[str, Mark], ours: Mapping[str, Mark], found: Mapping[str, Mark]) -> bool:
+    """Whether only markers of an epoch itself are missing or older, so that nothing shows another driver or a loss."""
+    wrong = [name for name, mark in wanted.items() if not mark.agrees(found.get(name))]
+    return all(name in ours and (name not in found or found[name].epoch < ours[name].epoch) for name in wrong)
 
 
 def refuse_other_topics(target: str, last: LastDone, now: Mapping[str, str]) -> None:

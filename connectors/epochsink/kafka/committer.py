@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from epochsink.kafka.committable import Transaction
     from epochsink.kafka.config import KafkaConfig
+    from epochsink.kafka.witness import Seen
     from epochsink.sink import (
         Ballots,
         Committable,
@@ -102,12 +103,13 @@ class KafkaCommitter(Participant):
         """Prepare the driver's side of this identity. Does not connect."""
         self._identity = identity
         self._key = identity_key(identity)
-        self._markers = Markers(self._cluster, self._key)
+        self._markers = Markers(self._cluster, self._key, self._config.topic)
         self._commits = Commits(identity.sink, self._config, self._cluster, self._transactions, self._markers)
         self._fence = Fence(self._transactions, identity, self._cluster.target)
         self._sweep = Sweep(self._cluster, self._transactions, self._fence, identity)
         self._repair = Repair(self._cluster, self._markers, self._key)
         self._seen_all = False
+        self._seen_whole_before: Seen | None = None
 
     def fence(self) -> None:
         """Fence drivers on other copies of the checkpoint; see `epochsink.kafka.fence`."""
@@ -138,7 +140,7 @@ class KafkaCommitter(Participant):
             self._fence.await_others(deadline)
         found = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
-            found |= self._markers.read_all(deadline)
+            found |= self._markers.read_all(deadline, settled=self._fence.is_taken, besides=pending)
         if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
             # before the markers are compared: they are deleted with their topic, and this error names the topic
             refuse_other_topics(
@@ -259,12 +261,15 @@ class KafkaCommitter(Participant):
             now = self._transactions.describe(wanted, deadline)
             self._fence.verify(now[self._fence.name], deadline)
             # last: if a topic is deleted after this look, the commit notices it
-            seen = self._witness.look(parts, (), deadline)
+            seen = self._witness.look(parts, (), deadline, self._seen_whole_before)
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
                 f"epoch {epoch.number}: the brokers could not be asked for its transactions: {failure}",
                 hint="Spark runs the epoch again",
             ) from failure
+        # for later votes, whose parts are begun after this look
+        if not seen.missing:
+            self._seen_whole_before = seen
         lost = {}
         for index, part in enumerate(parts):
             name, producer_id, producer_epoch = part.transaction

@@ -55,6 +55,11 @@ class Fence:
         ours = FenceHolder(self._key, *self._taken, int(time.time()), os.getpid(), socket.gethostname())
         self._transactions.initialise(str(ours), deadline)
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether this driver has taken the fence, so that a sweep has aborted what others had open."""
+        return self._taken is not None
+
     def await_others(self, deadline: float) -> None:
         """Wait until the markers of other drivers' commits are visible. Called after the first sweep under the fence.
 

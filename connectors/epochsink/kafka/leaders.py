@@ -89,6 +89,12 @@ class Leaders:
         """
         return _read(questions, self._cluster.ask_all(self._requests(partitions, questions)))
 
+    def ask_each(self, questions: Sequence[tuple[Partition, Question]]) -> list[Any]:
+        """Return the answer to each question about one partition. All are sent before the first answer."""
+        requests = [(self._leader(at), question.request([at])) for at, question in questions]
+        answers = zip(questions, self._cluster.ask_all(requests), strict=True)
+        return [told for (_, question), answer in answers for _, told in question.read(answer)]
+
     def _leader(self, partition: Partition) -> int:
         name, number = partition
         if name not in self.topics:

@@ -38,6 +38,9 @@ OK: Final = 0
 TIMED_OUT: Final = -185
 CONF_UNKNOWN: Final = -2
 
+POSSIBLY_PERSISTED: Final = 1
+"""`rd_kafka_msg_status_t` of a message that was sent and not answered."""
+
 _WORD: Final = (1 << 64) - 1
 _LONGEST_WAIT_MS: Final = 500
 
@@ -207,6 +210,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "headers_destroy": (None, (c_void_p,)),
     "headers_new": (c_void_p, (c_size_t,)),
     "init_transactions": (c_void_p, (c_void_p, c_int)),
+    "message_status": (c_int, (ctypes.POINTER(Message),)),
     "metadata": (
         c_int,
         (c_void_p, c_int, c_void_p, ctypes.POINTER(ctypes.POINTER(Metadata)), c_int),

@@ -31,6 +31,7 @@ ROWS_PER_CALL: Final = 10_000
 _QUEUE_FULL: Final = -184
 _UNKNOWN_PARTITION: Final = -190
 _TOO_LARGE: Final = 10
+_PURGE_QUEUED: Final = 0x1
 _PURGE_ALL: Final = 0x3
 _PURGED: Final = (-152, -151)
 _ABORT_SECONDS: Final = 5.0
@@ -66,6 +67,7 @@ class TransactionalProducer:
         self._topics: dict[str, int] = {}
         self._partitions: dict[str, int] = {}
         self._size_sum = self._count = 0
+        self._marking = False
         self._made_at = time.monotonic()
         self._native = self._connectable(
             client_options.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
@@ -118,7 +120,9 @@ class TransactionalProducer:
 
         This also checks that the transaction has not been fenced and has not failed.
         """
+        self._marking = True
         self._until_done(lambda ms: self._send_offset(group, topic, offset, ms, metadata), slice_ms=5_000)
+        self._marking = False
 
     def identity(self) -> tuple[int, int]:
         """Return the producer id and producer epoch, with which any process can end the transaction."""
@@ -139,16 +143,25 @@ class TransactionalProducer:
         self._release()
 
     def abort(self) -> None:
-        """Discard queued rows, abort the transaction and release the producer. Does nothing after `release`."""
+        """Discard queued rows, abort the transaction and release the producer. Does nothing after `release`.
+
+        Raises `NativeError`, and leaves the transaction open, if a broker may still read a request of this producer.
+        The abort leaves the producer epoch as it is, so such a request would open a transaction that no coordinator
+        knows.
+        """
         if not self._release.alive:
             return
         # short: the task has already failed, and the driver can abort too
         self._timeout = min(self._timeout, _ABORT_SECONDS)
         try:
-            self._rdkafka.purge(self._client, _PURGE_ALL)
+            # not what was sent: its answer is awaited
+            self._rdkafka.purge(self._client, _PURGE_QUEUED)
             deadline = time.monotonic() + self._timeout
-            while self._rdkafka.outq_len(self._client) > 0 and time.monotonic() < deadline:
+            while (sent := self._rdkafka.outq_len(self._client)) > 0 and time.monotonic() < deadline:
                 self._events.serve(10)
+            # a row that waits for its next try is discarded, and a broker may still read the try before
+            if sent or self._events.unanswered or self._marking:
+                raise NativeError(TIMED_OUT, "a request is not answered, and a broker may carry it out after the abort")
             self._until_done(lambda ms: self._rdkafka.abort_transaction(self._client, ms))
         finally:
             self.release()

@@ -19,8 +19,9 @@ log = logging.getLogger("epochsink.kafka")
 class Events:
     """Handles the events of one producer's main queue, a ``rd_kafka_queue_t *``.
 
-    ``undelivered`` is the first row that was not delivered. ``trouble`` is the last connection error; a permanent error
-    is not replaced. ``statistics`` is the newest statistics, as JSON.
+    ``undelivered`` is the first row that was not delivered. ``unanswered`` says that such a row was sent, and that no
+    answer came: a broker may still read it. ``trouble`` is the last connection error; a permanent error is not
+    replaced. ``statistics`` is the newest statistics, as JSON.
     """
 
     ENABLED = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS | librdkafka.EVENT_LOG
@@ -29,6 +30,7 @@ class Events:
         self._rdkafka = rdkafka
         self._queue = queue
         self.undelivered: NativeError | None = None
+        self.unanswered = False
         self.trouble: NativeError | None = None
         self.trouble_since = 0.0
         self.statistics = b""
@@ -61,6 +63,8 @@ class Events:
     def _note_undelivered(self, event: int) -> None:
         while report := self._rdkafka.event_message_next(event):
             message: Message = report.contents
+            if message.err != OK and self._rdkafka.message_status(report) == librdkafka.POSSIBLY_PERSISTED:
+                self.unanswered = True
             if self.undelivered is None and message.err != OK:
                 topic = self._rdkafka.topic_name(message.topic).decode()
                 size = message.len + message.key_len

@@ -119,8 +119,8 @@ def _produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: Kafk
         producer.mark(group, next(iter(lost.topics)), task.epoch.number, task.epoch.attempt)
     except BaseException:
         if transaction is not None:
-            # by EndTxn: the producing client does not know its partitions, so it would not abort
-            Transactions(cluster).give_up(transaction)
+            # by the driver's client: the producing one does not know its partitions, so it would not abort
+            Transactions(cluster).give_up(transaction, answered=False)
         raise
     finally:
         # leaves the transaction open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -14,12 +15,16 @@ from epochsink.kafka.transactions import ENDING, State
 from epochsink.kafka.witness import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.committable import Producer
     from epochsink.kafka.fence import Fence
+    from epochsink.kafka.leaders import Partition
     from epochsink.kafka.transactions import Transactions
     from epochsink.sink import Committable, Committables, Epoch, Identity, Recorded
+
+log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
 
@@ -35,6 +40,8 @@ class Sweep:
         self._generation = identity.generation
         self._prefix = TransactionalId.prefix(identity_key(identity))
         self.busy: set[str] = set()
+        self._others: Mapping[Producer, Partition] = {}
+        self._told: set[int] = set()
 
     def abort_orphans(self, keep: Committables, done: Committables) -> list[str]:
         """See `epochsink.sink.Participant.abort_orphans`."""
@@ -48,6 +55,8 @@ class Sweep:
 
         They hold the last stable offset back. They belong to attempts that lost: an attempt at the next epoch begins to
         write after this epoch was recorded, unless a replay has moved this epoch's rows behind it.
+
+        Warns of transactions there that no coordinator knows: nothing ends them.
         """
         deadline = self._cluster.deadline()
         lines: list[str] = []
@@ -65,6 +74,7 @@ class Sweep:
                 # wait: the coordinator answers before it writes the ends to the partitions
                 time.sleep(_LOOK_AGAIN_SECONDS)
                 blocking = self._blocking(parts, deadline)
+            self._warn_of_unknown(parts, deadline)
         except (Unreachable, Refused) as failure:
             raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
         return lines
@@ -75,17 +85,44 @@ class Sweep:
         self._transactions.give_up(transaction)
 
     def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, State]:
-        """Return our transactions, open or ending, that hold readers back from the parts' rows."""
-        producers = self._witness.open_before(parts, deadline)
+        """Return our transactions, open or ending, that hold readers back from the parts' rows; note the others."""
+        self._others = producers = self._witness.open_before(parts, deadline)
         if not producers:
             return {}
         ids = {producer_id for producer_id, _ in producers}
-        return {
+        ours = {
             each: state
             for each, state in self._unended((State.ONGOING, *ENDING), deadline).items()
             # match the producer epoch too, unless it is ending: the id may be used again, for rows after this epoch
             if each.producer in producers or (state in ENDING and each.producer_id in ids)
         }
+        self._others = {each: at for each, at in producers.items() if each not in {mine.producer for mine in ours}}
+        return ours
+
+    def _warn_of_unknown(self, parts: Sequence[KafkaCommittable], deadline: float) -> None:
+        """Warn, once for each producer id, of open transactions before the parts' rows that no coordinator has."""
+        others = {each: at for each, at in self._others.items() if each.producer_id not in self._told}
+        if not others:
+            return
+        known = self._transactions.unended({producer_id for producer_id, _ in others}, deadline)
+        unknown = {each: at for each, at in others.items() if each.producer_id not in known}
+        # look again: one that has ended since the first look is not listed either
+        still = self._witness.open_before(parts, deadline) if unknown else {}
+        for each in unknown.keys() & still.keys():
+            self._told.add(each.producer_id)
+            topic, partition = unknown[each]
+            log.warning(
+                "read_committed readers of %s-%d wait for an open transaction (producer %d, epoch %d) that no "
+                "coordinator lists: either no coordinator knows it, and it never ends by itself, or this user may not "
+                "DESCRIBE its transactional id. Find out: kafka-transactions.sh --bootstrap-server %s find-hanging "
+                "--topic %s --partition %d; end what it shows by the tool's command 'abort'",
+                topic,
+                partition,
+                *each,
+                self._cluster.servers,
+                topic,
+                partition,
+            )
 
     def _unended(self, states: Sequence[State], deadline: float) -> dict[Transaction, State]:
         """Return the transactions in these states that this driver may abort, with their states."""

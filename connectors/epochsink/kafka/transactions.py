@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import enum
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kafka.errors import RetriableError
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
@@ -21,7 +21,7 @@ from epochsink.kafka.committable import Producer
 from epochsink.sink import COMMITTED, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.committable import Transaction
@@ -177,10 +177,17 @@ class Transactions:
         found: tuple[Answer, str] = self._cluster.until(deadline, attempt)
         return found
 
-    def give_up(self, transaction: Transaction) -> None:
-        """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it."""
+    def give_up(self, transaction: Transaction, *, answered: bool = True) -> None:
+        """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it.
+
+        ``answered`` says that every request to write into it was answered, so that nothing comes after the end.
+        """
+        deadline = self._cluster.deadline()
         try:
-            self.end(transaction, self._cluster.deadline(), commit=False)
+            if answered:
+                self.end(transaction, deadline, commit=False)
+            else:
+                self.fence_off([transaction], deadline)
         except (errors.Unreachable, errors.Refused) as failure:
             log.warning("%s will be aborted by the next sweep: %s", transaction.transactional_id, failure)
 
@@ -248,20 +255,30 @@ class Transactions:
 
     def ids(self, prefix: str, states: Sequence[State], deadline: float) -> list[str]:
         """Return the transactional ids with this prefix that are in one of these states, on any broker."""
+        listed = self._cluster.until(deadline, lambda: self._list_once(states))
+        return sorted(each.transactional_id for each in listed if each.transactional_id.startswith(prefix))
 
-        def attempt() -> list[str]:
-            # ask every broker, because each coordinates some of the ids
-            listings = self._cluster.admin().list_transactions(state_filters=[state.value for state in states])
-            ids = [listing.transactional_id for listed in listings.values() for listing in listed]
-            return sorted(found for found in ids if found.startswith(prefix))
-
-        found: list[str] = self._cluster.until(deadline, attempt)
-        return found
+    def unended(self, producer_ids: Collection[int], deadline: float) -> set[int]:
+        """Return which of these producers a coordinator lists with a transaction that is open or being ended."""
+        states = (State.ONGOING, *ENDING)
+        return {
+            each.producer_id for each in self._cluster.until(deadline, lambda: self._list_once(states, producer_ids))
+        }
 
     def newest_generation(self, key: str, deadline: float) -> int:
         """Return the highest generation in the transactional ids of an identity; 0 if there are none."""
         ids = self.ids(TransactionalId.prefix(key), (), deadline)
         return max((known.generation for known in map(TransactionalId.parse, ids) if known), default=0)
+
+    def _list_once(self, states: Sequence[State], producer_ids: Collection[int] = ()) -> list[Any]:
+        names, ids = [state.value for state in states], sorted(producer_ids)
+        # every broker, because each coordinates some of the ids
+        answers = self._cluster.ask_brokers(
+            lambda: ListTransactionsRequest(state_filters=names, producer_id_filters=ids, min_version=0)
+        )
+        for answer in answers:
+            raise_for(answer.error_code, "listing transactions")
+        return [each for answer in answers for each in answer.transaction_states]
 
     def _end_once(self, transaction: Transaction, *, commit: bool) -> int:
         name, request = transaction.transactional_id, _end_txn(transaction, commit=commit)

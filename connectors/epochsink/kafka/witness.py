@@ -4,8 +4,10 @@ The transaction coordinator does not know. It accepts a commit even if an operat
 partitions, or if a lost disk or an unclean election has removed its rows.
 
 Before the commit, each partition must show the transaction as open, with all of its rows. A producer numbers a
-transaction's rows from 0 in each partition, so the last sequence numbers give the count. After the commit, no partition
-may have lost records that it had at the vote, and none may have aborted the transaction.
+transaction's rows from 0 in each partition, so the last sequence numbers give the count, if the first row is there.
+After a loss it may not be: a partition that has no state of a producer accepts any first number. So in the vote the
+first batches are read. After the commit, no partition may have lost records that it had at the vote, and none may have
+aborted the transaction.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kafka.errors import RetriableError
+
 from epochsink.kafka import record_batch
-from epochsink.kafka.committable import Place, Producer, Transaction
+from epochsink.kafka.committable import NO_ID, Place, Producer, Transaction
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, End, EpochEnds, Leaders, Partition, Producers, Records
 from epochsink.kafka.record_batch import SEQUENCES
@@ -39,6 +43,8 @@ _MARKERS_SECONDS: Final = 0.1
 """How long the partitions are read for the ends of transactions before the coordinator is asked."""
 _BYTES_EACH: Final = 64 << 10
 _BYTES_IN_ALL: Final = 16 << 20
+_FIRST_BATCHES: Final = 64
+"""How many first batches are read at once: each has at most about a megabyte."""
 
 
 class Seen(NamedTuple):
@@ -53,7 +59,7 @@ class Seen(NamedTuple):
     whole: Mapping[int, KafkaCommittable]
     missing: Mapping[int, str]
     ends: Mapping[Partition, End]
-    before: frozenset[Producer]
+    before: Mapping[Producer, Partition]
 
 
 class Loss(NamedTuple):
@@ -69,11 +75,19 @@ class Witness:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def look(self, parts: Sequence[KafkaCommittable], others: Iterable[str], deadline: float) -> Seen:
+    def look(
+        self,
+        parts: Sequence[KafkaCommittable],
+        others: Iterable[str],
+        deadline: float,
+        before: Seen | None = None,
+    ) -> Seen:
         """Return which parts are complete; ``others`` are further topics whose ids are wanted.
 
         A part whose topic has another id now is in neither ``whole`` nor ``missing``. Deleted rows are noticed only
-        after the vote, which notes where a part's rows begin.
+        after the vote, which notes where a part's rows begin. ``before`` is a look that found every part complete, and
+        that is older than the first row of each part that it did not find. It saves the read of the first batches in
+        partitions whose leader has not changed since: only with the leader do acknowledged records change.
         """
         written_to = {topic for part in parts for topic in part.topics}
         # the ends first: an abort that the producers do not show yet is then behind the end, where `lost` looks
@@ -89,33 +103,39 @@ class Witness:
             topics = leaders.ids()
             here = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
             opened = _open_places(here.values(), producers, ends)
+            doubtful = [
+                (part.transaction, place)
+                for part in here.values()
+                for place, _ in opened[part.transaction.producer_id]
+                if not _was_voted_on(part) and _may_have_changed(place, topics, before)
+            ]
+            cut = _without_first_row(leaders, doubtful)
             whole, missing = {}, {}
             for index, part in here.items():
                 found = opened[part.transaction.producer_id]
-                if why := _why_missing(part, found, starts[0] if starts else {}):
+                if why := _why_missing(part, found, starts[0] if starts else {}, cut):
                     missing[index] = why
                 else:
                     whole[index] = replace(part, places=tuple(place for place, _ in found))
-            before = _open_before(here.values(), producers)
-            return Seen(topics, whole, missing, ends, before)
+            return Seen(topics, whole, missing, ends, _open_before(here.values(), producers))
 
         seen: Seen = self._cluster.until(deadline, attempt)
         return seen
 
-    def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> frozenset[Producer]:
-        """Return the other producers whose open transactions began before the end of the parts' rows.
+    def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> Mapping[Producer, Partition]:
+        """Return the other producers whose open transactions began before the end of the parts' rows, with a place.
 
         Readers get these rows when those transactions have ended. No new ones come: a transaction that begins after the
         vote, as those of the next epoch do, is behind the rows.
         """
 
-        def attempt() -> frozenset[Producer]:
+        def attempt() -> Mapping[Producer, Partition]:
             leaders = Leaders(self._cluster)
             names = {topic for part in parts for topic in part.topics}
             [producers] = leaders.look(names, leaders.partitions, Producers())
             return _open_before([part for part in parts if not part.recreated(leaders.ids())], producers)
 
-        found: frozenset[Producer] = self._cluster.until(deadline, attempt)
+        found: Mapping[Producer, Partition] = self._cluster.until(deadline, attempt)
         return found
 
     def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float, *, ended: bool) -> Loss:
@@ -163,7 +183,7 @@ def _open_places(
 
 def _open_before(
     parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[Any]]
-) -> frozenset[Producer]:
+) -> dict[Producer, Partition]:
     ends: dict[Partition, int] = {}
     own = set()
     for part in parts:
@@ -171,17 +191,55 @@ def _open_before(
         for place in part.places:
             at = (place.topic, place.partition)
             ends[at] = max(place.end, ends.get(at, place.end))
+    # a broker that has not heard of new partitions yet: nobody was asked about them
+    if unasked := sorted(ends.keys() - producers.keys()):
+        raise RetriableError(f"the brokers do not show {_named(unasked[0])} yet")
     opened = {
-        Producer(state.producer_id, state.producer_epoch)
+        Producer(state.producer_id, state.producer_epoch): at
         for at, end in ends.items()
         for state in producers[at]
         if _NOT_OPEN < state.current_txn_start_offset < end
     }
-    return frozenset(opened - own)
+    return {producer: at for producer, at in opened.items() if producer not in own}
+
+
+def _may_have_changed(place: Place, topics: Mapping[str, str], before: Seen | None) -> bool:
+    """Whether a partition may have lost acknowledged records since a look; True if unknown."""
+    known = None if before is None else before.ends.get((place.topic, place.partition))
+    if before is None or known is None:
+        return True
+    same_topic = before.topics.get(place.topic) == topics[place.topic] != NO_ID
+    return not same_topic or known.leader_epoch != place.leader_epoch or known.leader_epoch < 0
+
+
+def _without_first_row(
+    leaders: Leaders, places: Sequence[tuple[Transaction, Place]]
+) -> set[tuple[Transaction, Partition]]:
+    """Return where the first row of a transaction is missing, as after a disk was lost while its task was writing."""
+    cut = set()
+    for first in range(0, len(places), _FIRST_BATCHES):
+        some = [(each, (place.topic, place.partition), place.start) for each, place in places[first:][:_FIRST_BATCHES]]
+        # one request for each: an answer has one batch that is larger than the limit, and no second one
+        limits = {"wait_ms": _WAIT_MS, "bytes_each": 1, "bytes_in_all": 1}
+        questions = [(at, Records({at: End(start)}, **limits)) for _, at, start in some]
+        for (transaction, at, start), fetched in zip(some, leaders.ask_each(questions), strict=True):
+            if fetched.records == b"":
+                raise RetriableError(f"{_named(at)} does not show its records from offset {start} on yet")
+            _, batch = next(record_batch.split(fetched.records or b""), (0, None))
+            if (
+                batch is None
+                or batch.base_sequence != 0
+                or (batch.producer_id, batch.producer_epoch) != transaction.producer
+            ):
+                cut.add((transaction, at))
+    return cut
 
 
 def _why_missing(
-    part: KafkaCommittable, found: Sequence[tuple[Place, int]], starts: Mapping[Partition, End]
+    part: KafkaCommittable,
+    found: Sequence[tuple[Place, int]],
+    starts: Mapping[Partition, End],
+    cut_off: Collection[tuple[Transaction, Partition]],
 ) -> str | None:
     opened = {(place.topic, place.partition): place.start for place, _ in found}
     voted = {(place.topic, place.partition): place.start for place in part.places if _was_voted_on(part)}
@@ -193,6 +251,8 @@ def _why_missing(
         why = f"they hold {rows} of its {part.rows} row(s)"
     elif cut := [_named(at) for at, start in opened.items() if at in starts and start < starts[at].offset]:
         why = f"its first rows were deleted from {', '.join(cut)}"
+    elif lost := [_named(at) for at in opened if (part.transaction, at) in cut_off]:
+        why = f"its first rows were lost from {', '.join(lost)} while the others were written"
     else:
         return None
     return f"the partitions do not hold transaction {part.transaction.transactional_id} whole: {why}"

@@ -135,7 +135,7 @@ class KafkaWriter:
         return prepared.to_json()
 
     def abort(self) -> None:
-        """Abort the transaction. If that fails, the driver's sweep or the broker's time-out aborts it.
+        """Abort the transaction. If that is not safe or fails, the driver's sweep or the broker's time-out aborts it.
 
         A prepared transaction stays open, because only the driver knows whether it is recorded.
         """
