@@ -205,6 +205,6 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copied(each) for key, each in value.items()}
     if isinstance(value, Transaction):
-        return replace(value, rows=list(value.rows))
+        return replace(value, rows=list(value.rows), held=list(value.held))
     # rows, marks and committables never change
-    return list(value) if isinstance(value, list) else value
+    return value.copy() if isinstance(value, (list, set)) else value
