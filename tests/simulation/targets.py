@@ -7,6 +7,7 @@ faults to the steps. Every method returns its answer and never raises: a delayed
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epochsink.identity import PreparedName, TransactionalId
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simulation.readers import Readers, Row
+
+
+# the same few names are looked at in nearly every step
+id_of = lru_cache(4096)(TransactionalId.parse)
+gid_of = lru_cache(4096)(PreparedName.parse)
 
 
 @dataclass(slots=True)
@@ -186,8 +192,7 @@ class Kafka:
 
     def _ongoing(self, key: str) -> Iterator[tuple[tuple[str, int], int]]:
         for name, transaction in self.transactions.items():
-            parsed = TransactionalId.parse(name)
-            if transaction.state == "Ongoing" and parsed and parsed.key == key:
+            if transaction.state == "Ongoing" and (parsed := id_of(name)) and parsed.key == key:
                 yield (name, transaction.epoch), parsed.generation
 
     def marker(self, key: str, partition: int) -> int:
@@ -336,7 +341,7 @@ class Postgres:
 
     def prepared_of(self, key: str, generation: int) -> list[str]:
         """Return the gids of an identity, up to a generation."""
-        names = {gid: PreparedName.parse(gid) for gid in self.prepared}
+        names = {gid: gid_of(gid) for gid in self.prepared}
         return [gid for gid, name in names.items() if name and name.key == key and name.generation <= generation]
 
     def alter_marker(self, by: Mark) -> bool:
