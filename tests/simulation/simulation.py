@@ -145,6 +145,8 @@ class Simulation(Scheduler):
 
     def excepted_rows(self) -> set[tuple[str, int]]:
         """Return the rows that need not be visible: the user's function has kept them back, and we have said so."""
+        if not self.omitted:
+            return set()
         recorded = recorded_epochs(self.world.files)
         # whoever has caught the refusal of the second call has let Spark decide the epoch as it is recorded
         stands = {"double", "swallow"} <= self.faults
@@ -161,6 +163,9 @@ class Simulation(Scheduler):
 
     def undocumented(self, files: Folders) -> set[int]:
         """Return the epochs that Spark has decided and the ledger does not know, if nobody has accepted that."""
+        # asked at each batch, and the answer takes the whole ledger
+        if not self.omitted:
+            return set()
         decided = set(map(int, files.get("commits", {})))
         return set() if self.said else decided & self.omitted.keys() - recorded_epochs(files)
 
