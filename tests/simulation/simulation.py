@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 HEALTHY_FROM = 10**6
 TICK = 1000
+OF_PROCESS: dict[str, Callable[..., bool]] = {"loser": Driver.lose_a_task, "skip": Driver.skip_next}
+"""The faults of the process whose turn it is; all others are those of the world."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,30 @@ class Simulation(Scheduler):
         """What superseded drivers have concluded, in place of noticing that they were superseded."""
         self._restored_to = HEALTHY_FROM
         self._clock, self._tick = HEALTHY_FROM, TICK
+        # made once: a fault that waits is tried at each step
+        self._strikes: dict[str, Callable[..., bool]] = {
+            "timeout": self._time_out,
+            "rollback": self._roll_back,
+            "back": self.world.set_back,
+            "unmark": self._forget_markers,
+            "newck": self._new_checkpoint,
+            "ledger": self._restore_ledger,
+            "restore": self._restore,
+            "failover": self.world.fail_over,
+            "remark": self._alter_marker,
+            "outside": self.world.write_from_outside,
+            "async": self._acknowledge_early,
+            "spool": self._damage_spool,
+            "log": self.world.kafka.lose_records,
+            "holder": self.world.kafka.lose_at_partition,
+            "copy": self._copy_checkpoint,
+            "options": self._change_options,
+            "rejoin": self._join_again,
+            "abandon": self._abandon,
+            "double": self._call_twice,
+            "alter": self.world.alter_table,
+            "clock": self._set_clock_back,
+        }
 
     @property
     def anomalies(self) -> list[str]:
@@ -186,35 +212,11 @@ class Simulation(Scheduler):
     def strike(self, process: Driver, fault: Fault) -> bool:
         """Apply a fault."""
         kind, *numbers = fault
-        faults: dict[str, Callable[..., bool]] = {
-            "timeout": self._time_out,
-            "rollback": self._roll_back,
-            "loser": process.lose_a_task,
-            "back": self.world.set_back,
-            "unmark": self._forget_markers,
-            "newck": self._new_checkpoint,
-            "ledger": self._restore_ledger,
-            "restore": self._restore,
-            "failover": self.world.fail_over,
-            "remark": self._alter_marker,
-            "outside": self.world.write_from_outside,
-            "async": self._acknowledge_early,
-            "spool": self._damage_spool,
-            "log": self.world.kafka.lose_records,
-            "holder": self.world.kafka.lose_at_partition,
-            "copy": self._copy_checkpoint,
-            "options": self._change_options,
-            "rejoin": self._join_again,
-            "abandon": self._abandon,
-            "skip": process.skip_next,
-            "double": self._call_twice,
-            "alter": self.world.alter_table,
-            "clock": self._set_clock_back,
-        }
-        struck = faults[kind](*numbers)
+        struck = OF_PROCESS[kind](process, *numbers) if kind in OF_PROCESS else self._strikes[kind](*numbers)
         if struck:
             self.faults.add(kind)
-        self.note(f"        {fault}: {'strikes' if struck else 'has no effect'}")
+        if self.trace is not None:
+            self.note(f"        {fault}: {'strikes' if struck else 'has no effect'}")
         return struck
 
     def look_at_clock(self) -> int:
