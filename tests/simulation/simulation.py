@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
-from epochsink.protocol import ledger
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import FOLDER
 from simulation import invariants, operators
+from simulation.determinism import determined
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Operation, Scheduler
 from simulation.steps import at_once
@@ -20,7 +17,7 @@ from simulation.storage import MemoryFiles, altered
 from simulation.world import ROLLED_BACK, Spooled, World, entry_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from simulation.plans import Fault, Plan
     from simulation.world import Folders
@@ -350,7 +347,7 @@ class Simulation(Scheduler):
 
     def play(self) -> None:
         """Run under the plan, then without faults, and check."""
-        with counted_uuids(), clock_of(self):
+        with determined(self.look_at_clock):
             self.start_driver()
             self.run()
             self.steps_before_healing = self.now
@@ -455,27 +452,6 @@ def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, byt
     """Return a ledger from which somebody has removed the entries of epochs above one."""
     kept = [data for _, data in sorted(ledger.items()) if entry_of(data).get("epoch", -1) <= newest]
     return {f"{i:020d}": data for i, data in enumerate(kept)}
-
-
-@contextmanager
-def counted_uuids() -> Iterator[None]:
-    """Make every uuid4 the next number: a plan always plays the same way."""
-    real, count = uuid.uuid4, iter(range(1, HEALTHY_FROM))
-    uuid.uuid4 = lambda: SimpleNamespace(hex=f"{next(count):032x}")  # type: ignore[assignment,return-value]
-    try:
-        yield
-    finally:
-        uuid.uuid4 = real
-
-
-@contextmanager
-def clock_of(simulation: Simulation) -> Iterator[None]:
-    """Have ledgers look at a simulation's clock."""
-    real, ledger._clock = ledger._clock, simulation.look_at_clock
-    try:
-        yield
-    finally:
-        ledger._clock = real
 
 
 def play(
