@@ -103,12 +103,13 @@ class World:
     # ---- a target's state before each request that changes it, to which a restore or a failover sets it back
 
     def copying(self, sink: str, step: Stepper) -> Stepper:
-        """Return a stepper that keeps the target's state before each request that changes it."""
+        """Return a stepper that keeps the target's state before each request that changes it, if anything needs it."""
+        if not self.keeps_copies:
+            return step
 
         def stepping(name: str, apply: Any, *, reads: bool = False) -> Answer:  # type: ignore[type-var]
             def keep_and_apply() -> Any:
-                if self.keeps_copies:
-                    self._keep_copy(home(sink))
+                self._keep_copy(home(sink))
                 return apply()
 
             return step(name, apply if reads else keep_and_apply, reads=reads)  # type: ignore[no-any-return]
