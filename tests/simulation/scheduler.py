@@ -284,20 +284,25 @@ class Scheduler:
         self.now += 1
         if self._due:
             self.deliver()
-        faults = None if self.healthy else self.plan.pop(self.now, None)
+        faults = None if self.healthy else self.plan.get(self.now)
         if faults is None:
             self._carry_out(process, thread, operation)
             return
         left = faults.copy()
-        if not self._strike_around(process, thread, operation, faults, left):
-            fault = next((fault for fault in faults if fault[0] in AT_STEP), None)
-            if fault is None or not can_meet(fault, operation):
-                self._carry_out(process, thread, operation)
-            else:
-                left.remove(fault)
-                self._strike_step(process, thread, operation, fault)
+        halted = self._strike_around(process, thread, operation, faults, left)
+        met = None if halted else next((fault for fault in faults if fault[0] in AT_STEP), None)
+        if met is not None and not can_meet(met, operation):
+            met = None
+        if met is not None:
+            left.remove(met)
+        # before the step: what it changes depends on what is still to come
+        del self.plan[self.now]
         if self._faults_wait and left:
             self.plan[self.now + 1] = [*left, *self.plan.get(self.now + 1, ())]
+        if met is not None:
+            self._strike_step(process, thread, operation, met)
+        elif not halted:
+            self._carry_out(process, thread, operation)
 
     def _carry_out(self, process: Any, thread: Thread, operation: Operation) -> None:
         answer = operation.apply()

@@ -52,7 +52,7 @@ class Simulation(Scheduler):
         self.sinks = sinks
         self.variant = variant
         self.world = World(sinks + (variant.later_sinks or ""))
-        self.world.keeps_copies = any(fault[0] in ("back", "failover") for _, fault in plan)
+        self.world.keeps_copies = self._may_set_back
         self.query = "query-1"
         self.source_rows = EPOCHS * SLOTS
         self.catching_up = 0
@@ -199,6 +199,11 @@ class Simulation(Scheduler):
         return parse_offsets(files["offsets"][str(newest)])[1] if newest >= 0 else 0
 
     # ---- faults
+
+    def _may_set_back(self) -> bool:
+        """Whether the plan still has a fault that sets a target back."""
+        left = () if self.healthy else self.plan.values()
+        return any(fault[0] in ("back", "failover") for faults in left for fault in faults)
 
     def strike_step(self, kind: str) -> None:
         """Take note of a fault that strikes one step."""

@@ -81,7 +81,7 @@ class KafkaReusesProducer(KafkaOldBroker):
         if known is None:
             return super().initialise(name)
         if known.state != "Ongoing":
-            known.rows, known.state = [], "Empty"
+            self._world.kafka.transactions[name] = known._replace(rows=(), state="Empty")
         return known.epoch
 
 

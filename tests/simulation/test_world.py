@@ -14,7 +14,7 @@ ROWS = [Row("query-1", 0, at, "a" * 32) for at in range(2)]
 @pytest.fixture
 def world() -> World:
     world = World("K")
-    world.keeps_copies = True
+    world.keeps_copies = lambda: True
     return world
 
 
