@@ -10,7 +10,7 @@ import json
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.repair import Repair
@@ -22,8 +22,9 @@ from epochsink.sink import Epoch, Task
 from simulation.port_participant import participants
 from simulation.ports import PORTS
 from simulation.readers import Row
-from simulation.scheduler import Condition, Process, Thread, wait
+from simulation.scheduler import Process
 from simulation.storage import MemoryFiles, MemorySpool, QuickLedger, spool_name
+from simulation.threads import Condition, Thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -124,7 +125,7 @@ class Driver(Process):
             # a driver that recovers in its first batch finds that Spark has begun it
             join_running=REWRITE if simulation.joins else False,
             retain_seconds=RETAIN_SECONDS if self.variant.retains else 0.0,
-            monitor=Condition(),  # type: ignore[arg-type]
+            monitor=Condition(simulation.wait),  # type: ignore[arg-type]
         )
         self.threads = [
             Thread("stream", self._stream, self._stream_ended),
@@ -342,7 +343,7 @@ class Driver(Process):
                 self._refuse_unheard_start()
                 if coordinator.commit_decided():
                     self._tidy()
-                    wait(partial(self._has_work, seen))
+                    self.simulation.wait(partial(self._has_work, seen))
                 else:
                     self._wait_for_commit_after(seen)
             coordinator.queue.raise_failure()
@@ -364,7 +365,7 @@ class Driver(Process):
         return bool(self.coordinator.queue.pending) or news or self.stream_ended
 
     def _wait_for_commit_after(self, seen: int) -> None:
-        wait(lambda: self.simulation.commits_made != seen or self._is_decided() or self.stream_ended)
+        self.simulation.wait(lambda: self.simulation.commits_made != seen or self._is_decided() or self.stream_ended)
 
     def _is_decided(self) -> bool:
         """Whether an epoch that has become pending since the last look is decided already."""
@@ -379,12 +380,14 @@ class SparkRefuses(EpochsinkError):
     """Spark itself refuses a damaged checkpoint."""
 
 
+@cache
 def offsets_file(start: int, end: int) -> bytes:
     """Return an offsets file in Spark's format."""
     header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
     return f'v1\n{header}\n{{"start":{start},"end":{end}}}'.encode()
 
 
+@cache
 def parse_offsets(data: bytes) -> tuple[int, int]:
     """Return the first and last source row of an offsets file."""
     source = json.loads(data.decode().splitlines()[2])

@@ -6,17 +6,18 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, LogIncomplete, OutcomeUnknown, SpoolMissing, WentBack
-from epochsink.identity import PreparedName
 from epochsink.protocol.ledger import FOLDER
 from epochsink.protocol.retained import Term
 from epochsink.sink import Epoch
 from simulation.driver import EPOCHS, PASSING, SLOTS, parse_offsets
 from simulation.storage import ALTERED
+from simulation.targets import gid_of
 from simulation.world import entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from epochsink.identity import PreparedName
     from simulation.plans import Plan
     from simulation.readers import Row
     from simulation.simulation import Simulation
@@ -148,7 +149,7 @@ def _check_leftovers(simulation: Simulation) -> None:
     if any(transaction.state == "Ongoing" for transaction in world.kafka.transactions.values()):
         simulation.flag("ORPHAN K: an open transaction pins readers")
     for sink, target in world.postgres.items():
-        if _left(simulation, map(PreparedName.parse, target.prepared)):
+        if _left(simulation, map(gid_of, target.prepared)):
             simulation.flag(f"ORPHAN {sink}: prepared transactions")
         if _left(simulation, target.staging):
             simulation.flag(f"ORPHAN {sink}: staging tables")

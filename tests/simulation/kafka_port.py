@@ -10,7 +10,7 @@ from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFaile
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, ANY_GENERATION, PortBase, twice
-from simulation.targets import Marked
+from simulation.targets import Marked, id_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class KafkaPort(PortBase):
 
     def generations(self) -> list[int]:
         """Return those of transactional ids, whatever became of their transactions."""
-        names = map(TransactionalId.parse, self._world.kafka.transactions)
+        names = map(id_of, self._world.kafka.transactions)
         return [name.generation for name in names if name and name.key == self._key]
 
     def now_fenced_at(self) -> int:
@@ -103,7 +103,7 @@ class KafkaPort(PortBase):
         """See this epoch and the one before it in every partition: EndTxn could not be made conditional."""
         # a transaction that a set-back has opened again after its abort is the next sweep's
         blocking = [one for one in self.blocking(parts) if one not in self._world.reopened]
-        names = map(TransactionalId.parse, (name for name, _ in blocking))
+        names = map(id_of, (name for name, _ in blocking))
         losers = [name for name in names if name and name.parity == epoch.number % 2]
         if losers and not self.lost_fence(self.now_fenced_at()):
             self._world.kafka.readers.flag("LATE K")

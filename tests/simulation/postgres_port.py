@@ -9,7 +9,7 @@ from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import PreparedName, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, ANY_GENERATION, UNKNOWN, PortBase, read_rows, twice
-from simulation.targets import PreparedRows, Staged
+from simulation.targets import PreparedRows, Staged, gid_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ class PostgresPort(PortBase):
 
     def generations(self) -> list[int]:
         """Return those of prepared transactions and staging tables."""
-        names = map(PreparedName.parse, self.target.prepared_of(self._key, ANY_GENERATION))
+        names = map(gid_of, self.target.prepared_of(self._key, ANY_GENERATION))
         staged = self.target.staging_of(self._key, ANY_GENERATION)
         return [*(name.generation for name in names if name), *(table.generation for table in staged)]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 OUTSIDER = "~outside"
@@ -41,7 +41,7 @@ class Readers:
         if anomaly not in self.anomalies:
             self.anomalies.append(anomaly)
 
-    def publish(self, sink: str, rows: list[Row]) -> None:
+    def publish(self, sink: str, rows: Sequence[Row]) -> None:
         """Show rows to the readers of a sink that appends."""
         seen = self.visible.setdefault(sink, {})
         for row in rows:

@@ -14,7 +14,7 @@ from epochsink.identity import PreparedName
 from epochsink.sink import COMMITTED, Ballot, Epoch, LastDone, Rows, Verdict
 from simulation.port import twice
 from simulation.postgres_port import PostgresPort, PreparedPort, StagedPort, mark_of
-from simulation.targets import Postgres, PreparedRows, Staged
+from simulation.targets import Postgres, PreparedRows, Staged, gid_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -178,7 +178,7 @@ class SharedPort(Sharing, PreparedPort):
     def gids(self, generation: int) -> Sequence[str]:
         """Return, too, what bears the other sink's name, if rows of this one are staged for it."""
         attempts = {table.attempt for table in self.target.staging_of(self._key, generation)}
-        names = {gid: PreparedName.parse(gid) for gid in self.target.prepared}
+        names = {gid: gid_of(gid) for gid in self.target.prepared}
         shared = [gid for gid, name in names.items() if name and name.attempt in attempts]
         return sorted({*super().gids(generation), *shared})
 

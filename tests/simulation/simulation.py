@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
-from epochsink.protocol import ledger
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import FOLDER
 from simulation import invariants, operators
+from simulation.determinism import determined
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
-from simulation.scheduler import Operation, Scheduler
+from simulation.scheduler import Scheduler
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, altered
+from simulation.threads import Operation
 from simulation.world import ROLLED_BACK, Spooled, World, entry_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from simulation.plans import Fault, Plan
     from simulation.world import Folders
 
 HEALTHY_FROM = 10**6
 TICK = 1000
+OF_PROCESS: dict[str, Callable[..., bool]] = {"loser": Driver.lose_a_task, "skip": Driver.skip_next}
+"""The faults of the process whose turn it is; all others are those of the world."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Simulation(Scheduler):
         self.sinks = sinks
         self.variant = variant
         self.world = World(sinks + (variant.later_sinks or ""))
-        self.world.keeps_copies = any(fault[0] in ("back", "failover") for _, fault in plan)
+        self.world.keeps_copies = self._may_set_back
         self.query = "query-1"
         self.source_rows = EPOCHS * SLOTS
         self.catching_up = 0
@@ -83,6 +83,30 @@ class Simulation(Scheduler):
         """What superseded drivers have concluded, in place of noticing that they were superseded."""
         self._restored_to = HEALTHY_FROM
         self._clock, self._tick = HEALTHY_FROM, TICK
+        # made once: a fault that waits is tried at each step
+        self._strikes: dict[str, Callable[..., bool]] = {
+            "timeout": self._time_out,
+            "rollback": self._roll_back,
+            "back": self.world.set_back,
+            "unmark": self._forget_markers,
+            "newck": self._new_checkpoint,
+            "ledger": self._restore_ledger,
+            "restore": self._restore,
+            "failover": self.world.fail_over,
+            "remark": self._alter_marker,
+            "outside": self.world.write_from_outside,
+            "async": self._acknowledge_early,
+            "spool": self._damage_spool,
+            "log": self.world.kafka.lose_records,
+            "holder": self.world.kafka.lose_at_partition,
+            "copy": self._copy_checkpoint,
+            "options": self._change_options,
+            "rejoin": self._join_again,
+            "abandon": self._abandon,
+            "double": self._call_twice,
+            "alter": self.world.alter_table,
+            "clock": self._set_clock_back,
+        }
 
     @property
     def anomalies(self) -> list[str]:
@@ -118,7 +142,7 @@ class Simulation(Scheduler):
     def _new_driver(self, files: Folders, spool: Spooled) -> Driver:
         self.note(f"        --- driver {len(self.processes)} starts")
         driver = Driver(self, len(self.processes), files, spool)
-        self.processes.append(driver)
+        self.add(driver)
         return driver
 
     def leads(self, driver: Driver) -> bool:
@@ -145,6 +169,8 @@ class Simulation(Scheduler):
 
     def excepted_rows(self) -> set[tuple[str, int]]:
         """Return the rows that need not be visible: the user's function has kept them back, and we have said so."""
+        if not self.omitted:
+            return set()
         recorded = recorded_epochs(self.world.files)
         # whoever has caught the refusal of the second call has let Spark decide the epoch as it is recorded
         stands = {"double", "swallow"} <= self.faults
@@ -161,6 +187,9 @@ class Simulation(Scheduler):
 
     def undocumented(self, files: Folders) -> set[int]:
         """Return the epochs that Spark has decided and the ledger does not know, if nobody has accepted that."""
+        # asked at each batch, and the answer takes the whole ledger
+        if not self.omitted:
+            return set()
         decided = set(map(int, files.get("commits", {})))
         return set() if self.said else decided & self.omitted.keys() - recorded_epochs(files)
 
@@ -172,6 +201,11 @@ class Simulation(Scheduler):
 
     # ---- faults
 
+    def _may_set_back(self) -> bool:
+        """Whether the plan still has a fault that sets a target back."""
+        left = () if self.healthy else self.plan.values()
+        return any(fault[0] in ("back", "failover") for faults in left for fault in faults)
+
     def strike_step(self, kind: str) -> None:
         """Take note of a fault that strikes one step."""
         self.faults.add(kind)
@@ -181,35 +215,11 @@ class Simulation(Scheduler):
     def strike(self, process: Driver, fault: Fault) -> bool:
         """Apply a fault."""
         kind, *numbers = fault
-        faults: dict[str, Callable[..., bool]] = {
-            "timeout": self._time_out,
-            "rollback": self._roll_back,
-            "loser": process.lose_a_task,
-            "back": self.world.set_back,
-            "unmark": self._forget_markers,
-            "newck": self._new_checkpoint,
-            "ledger": self._restore_ledger,
-            "restore": self._restore,
-            "failover": self.world.fail_over,
-            "remark": self._alter_marker,
-            "outside": self.world.write_from_outside,
-            "async": self._acknowledge_early,
-            "spool": self._damage_spool,
-            "log": self.world.kafka.lose_records,
-            "holder": self.world.kafka.lose_at_partition,
-            "copy": self._copy_checkpoint,
-            "options": self._change_options,
-            "rejoin": self._join_again,
-            "abandon": self._abandon,
-            "skip": process.skip_next,
-            "double": self._call_twice,
-            "alter": self.world.alter_table,
-            "clock": self._set_clock_back,
-        }
-        struck = faults[kind](*numbers)
+        struck = OF_PROCESS[kind](process, *numbers) if kind in OF_PROCESS else self._strikes[kind](*numbers)
         if struck:
             self.faults.add(kind)
-        self.note(f"        {fault}: {'strikes' if struck else 'has no effect'}")
+        if self.trace is not None:
+            self.note(f"        {fault}: {'strikes' if struck else 'has no effect'}")
         return struck
 
     def look_at_clock(self) -> int:
@@ -343,7 +353,7 @@ class Simulation(Scheduler):
 
     def play(self) -> None:
         """Run under the plan, then without faults, and check."""
-        with counted_uuids(), clock_of(self):
+        with determined(self.look_at_clock):
             self.start_driver()
             self.run()
             self.steps_before_healing = self.now
@@ -355,6 +365,15 @@ class Simulation(Scheduler):
             for process in self.processes:
                 process.kill()
         invariants.check(self)
+
+    def forget(self) -> None:
+        """Cut the rings of objects that a history is made of: what is freed at once, nothing has to search for."""
+        for process in self.processes:
+            without_frames(process.failure)
+            without_frames(process.coordinator.queue._failure)
+            vars(process).clear()
+        vars(self.world).clear()
+        vars(self).clear()
 
     def _take_the_way_on(self) -> bool:
         """Do what an error tells the operator, where that is known to be right; return whether it was."""
@@ -450,25 +469,12 @@ def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, byt
     return {f"{i:020d}": data for i, data in enumerate(kept)}
 
 
-@contextmanager
-def counted_uuids() -> Iterator[None]:
-    """Make every uuid4 the next number: a plan always plays the same way."""
-    real, count = uuid.uuid4, iter(range(1, HEALTHY_FROM))
-    uuid.uuid4 = lambda: SimpleNamespace(hex=f"{next(count):032x}")  # type: ignore[assignment,return-value]
-    try:
-        yield
-    finally:
-        uuid.uuid4 = real
-
-
-@contextmanager
-def clock_of(simulation: Simulation) -> Iterator[None]:
-    """Have ledgers look at a simulation's clock."""
-    real, ledger._clock = ledger._clock, simulation.look_at_clock
-    try:
-        yield
-    finally:
-        ledger._clock = real
+def without_frames(error: BaseException | None) -> None:
+    """Take the frames from an error and from those before it: they hold the driver, which holds the error."""
+    while error is not None:
+        before = error.__context__
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        error = before
 
 
 def play(

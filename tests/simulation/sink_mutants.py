@@ -81,12 +81,18 @@ class KafkaReusesProducer(KafkaOldBroker):
         if known is None:
             return super().initialise(name)
         if known.state != "Ongoing":
-            known.rows, known.state = [], "Empty"
+            self._world.kafka.transactions[name] = known._replace(rows=(), state="Empty")
         return known.epoch
 
 
 class KafkaBelievesTheLog(KafkaLogPort):
     """Takes what is left of a transaction in the log for all of it."""
+
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
+        # a copy: the part itself is the ledger's
+        return super().replay(epoch, {**part}, rows, attempt, after)
 
     def prove(self, part: Committable, found: list[Row]) -> None:
         part["rows"] = len(found)

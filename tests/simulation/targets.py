@@ -7,6 +7,7 @@ faults to the steps. Every method returns its answer and never raises: a delayed
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epochsink.identity import PreparedName, TransactionalId
@@ -18,18 +19,23 @@ if TYPE_CHECKING:
     from simulation.readers import Readers, Row
 
 
-@dataclass(slots=True)
-class Transaction:
+# the same few names are looked at in nearly every step
+id_of = lru_cache(4096)(TransactionalId.parse)
+gid_of = lru_cache(4096)(PreparedName.parse)
+
+
+class Transaction(NamedTuple):
     """A Kafka transactional id's state: producer epoch, transaction state, rows, and the marker it carries.
 
     ``place`` is where its first row stands in the log, ``held`` the rows that its partition has in the transaction.
+    A value, so that all copies of the broker's state have it in common.
     """
 
     epoch: int = 0
     state: str = "Empty"
     place: int = 0
-    rows: list[Row] = field(default_factory=list)
-    held: list[Row] = field(default_factory=list)
+    rows: tuple[Row, ...] = ()
+    held: tuple[Row, ...] = ()
     marker: Marked | None = None
 
 
@@ -71,10 +77,9 @@ class Kafka:
 
     def initialise(self, name: str) -> int:
         """Fence every earlier producer of an id, aborting what it left open; return the new producer epoch."""
-        transaction = self.transactions.setdefault(name, Transaction())
-        transaction.epoch += 1
-        transaction.state, transaction.rows, transaction.held, transaction.marker = "Empty", [], [], None
-        return transaction.epoch
+        known = self.transactions.get(name) or Transaction()
+        self.transactions[name] = Transaction(known.epoch + 1, place=known.place)
+        return known.epoch + 1
 
     def send(self, name: str, epoch: int, rows: list[Row], marker: Marked | None) -> str:
         """Add rows, and a marker, to the open transaction."""
@@ -83,13 +88,13 @@ class Kafka:
             return "FENCED"
         if transaction.state != "Ongoing":
             self._end += 1
-            transaction.state, transaction.place = "Ongoing", self._end
+            transaction = transaction._replace(state="Ongoing", place=self._end)
         # sequence numbers: a produce request that arrives twice is one
-        new = [row for row in rows if row not in transaction.rows]
-        transaction.rows += new
-        transaction.held += new
+        new = tuple(row for row in rows if row not in transaction.rows)
         self.records += [(name, epoch, row) for row in new]
-        transaction.marker = marker
+        self.transactions[name] = transaction._replace(
+            rows=transaction.rows + new, held=transaction.held + new, marker=marker
+        )
         return "OK"
 
     def end(self, name: str, epoch: int, *, commit: bool) -> str:
@@ -104,7 +109,7 @@ class Kafka:
             if transaction.held != transaction.rows:
                 self.torn.add((name, epoch))
             self.committed.append((name, epoch, transaction.place))
-        self._complete(transaction, commit=commit)
+        self._complete(name, transaction, commit=commit)
         return "OK"
 
     def records_of(self, name: str, epoch: int | None = None) -> list[Row]:
@@ -133,16 +138,18 @@ class Kafka:
         """
         newest = [(name, one) for name, one in self.transactions.items() if one.state == "Ongoing" and one.held][-1:]
         for name, transaction in newest:
-            if how == "aborted":
-                transaction.held = []
-            else:
-                self.records.remove((name, transaction.epoch, transaction.held.pop()))
+            kept: list[Row] = []
+            if how == "lost":
+                *kept, last = transaction.held
+                self.records.remove((name, transaction.epoch, last))
+            self.transactions[name] = transaction._replace(held=tuple(kept))
         return bool(newest)
 
-    def _complete(self, transaction: Transaction, *, commit: bool) -> None:
+    def _complete(self, name: str, transaction: Transaction, *, commit: bool) -> None:
         # a commit and a time-out both bump the producer epoch, so that the epoch alone does not tell them apart
-        transaction.epoch += 1 if self.bumps_on_commit or not commit else 0
-        transaction.state = "CompleteCommit" if commit else "CompleteAbort"
+        bumped = transaction.epoch + (1 if self.bumps_on_commit or not commit else 0)
+        state = "CompleteCommit" if commit else "CompleteAbort"
+        self.transactions[name] = transaction._replace(epoch=bumped, state=state)
         if not commit:
             return
         self.readers.publish("K", transaction.held)
@@ -186,8 +193,7 @@ class Kafka:
 
     def _ongoing(self, key: str) -> Iterator[tuple[tuple[str, int], int]]:
         for name, transaction in self.transactions.items():
-            parsed = TransactionalId.parse(name)
-            if transaction.state == "Ongoing" and parsed and parsed.key == key:
+            if transaction.state == "Ongoing" and (parsed := id_of(name)) and parsed.key == key:
                 yield (name, transaction.epoch), parsed.generation
 
     def marker(self, key: str, partition: int) -> int:
@@ -213,9 +219,9 @@ class Kafka:
 
     def time_out(self) -> bool:
         """Abort every open transaction, as the coordinator does at transaction.timeout.ms; return whether any was."""
-        expired = [one for one in self.transactions.values() if one.state == "Ongoing"]
-        for transaction in expired:
-            self._complete(transaction, commit=False)
+        expired = [(name, one) for name, one in self.transactions.items() if one.state == "Ongoing"]
+        for name, transaction in expired:
+            self._complete(name, transaction, commit=False)
         return bool(expired)
 
 
@@ -336,7 +342,7 @@ class Postgres:
 
     def prepared_of(self, key: str, generation: int) -> list[str]:
         """Return the gids of an identity, up to a generation."""
-        names = {gid: PreparedName.parse(gid) for gid in self.prepared}
+        names = {gid: gid_of(gid) for gid in self.prepared}
         return [gid for gid, name in names.items() if name and name.key == key and name.generation <= generation]
 
     def alter_marker(self, by: Mark) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.ledger import FOLDER
@@ -13,10 +13,10 @@ from simulation.by_task_port import ByTaskPostgres
 from simulation.readers import OUTSIDER, Readers, Row
 from simulation.search_target import Elasticsearch
 from simulation.shared_port import OTHER, SharedPostgres
-from simulation.targets import Kafka, Postgres, Transaction
+from simulation.targets import Kafka, Postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from simulation.steps import Answer, Stepper
 
@@ -54,7 +54,8 @@ class World:
         self.kafka = Kafka(self.readers)
         self.postgres = postgres_of(self.readers, sinks)
         self.search = {name: Elasticsearch(self.readers, name, name == "F") for name in sinks if name in "EF"}
-        self.keeps_copies = False
+        self.keeps_copies: Callable[[], bool] = lambda: False
+        """Whether a target may still be set back."""
         self.readers.before_commit = self._note_commit
         self.copies: dict[str, list[Copy]] = {name: [] for name in sinks if home(name) == name}
         self.reopened: set[tuple[str, int]] = set()
@@ -103,27 +104,31 @@ class World:
     # ---- a target's state before each request that changes it, to which a restore or a failover sets it back
 
     def copying(self, sink: str, step: Stepper) -> Stepper:
-        """Return a stepper that keeps the target's state before each request that changes it."""
+        """Return a stepper that keeps the target's state before each request that changes it, if anything needs it."""
+        if not self.keeps_copies():
+            return step
+        first = home(sink)
+        target = self.target(first)
 
         def stepping(name: str, apply: Any, *, reads: bool = False) -> Answer:  # type: ignore[type-var]
             def keep_and_apply() -> Any:
-                if self.keeps_copies:
-                    self._keep_copy(home(sink))
+                if self.keeps_copies():
+                    self._keep_copy(first, target)
                 return apply()
 
             return step(name, apply if reads else keep_and_apply, reads=reads)  # type: ignore[no-any-return]
 
         return stepping
 
-    def _keep_copy(self, sink: str) -> None:
-        target = self.target(sink)
-        state = {field.name: getattr(target, field.name) for field in fields(target) if field.name != "readers"}
-        visible = {name: shown for name, shown in self.readers.visible.items() if home(name) == sink}
-        self.copies[sink].append(Copy(copied({**state, "visible": visible})))
+    def _keep_copy(self, sink: str, target: Any) -> None:
+        kept = state_of(type(target))  # type: ignore[arg-type] # a class can be hashed
+        state = {name: copied(getattr(target, name)) for name in kept}
+        state["visible"] = {name: dict(shown) for name, shown in self.readers.visible.items() if home(name) == sink}
+        self.copies[sink].append(Copy(state))
 
     def _note_commit(self, sink: str) -> None:
-        if self.keeps_copies and self.copies[sink]:
-            self.copies[sink][-1].commits = True
+        if kept := self.copies.get(sink):
+            kept[-1].commits = True
 
     def set_back(self, sink: str, commits: int) -> bool:
         """Set a target back to before its last commits (1: the newest); return whether there were so many."""
@@ -195,16 +200,23 @@ def postgres_of(readers: Readers, sinks: str) -> dict[str, Postgres]:
     return {name: made.get(name) or Postgres(readers, name) for name in sinks if name in {"P", "S", *made}}
 
 
+@cache
 def home(sink: str) -> str:
     """Return the sink by whose letter a target is known: some have a database in common."""
     return next((first for first, other in OTHER.items() if other == sink), sink)
 
 
+@cache
+def state_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of what a kind of target is made of."""
+    return tuple(each.name for each in fields(kind) if each.name != "readers")
+
+
 def copied(value: Any) -> Any:
-    """Return a copy of what a target is made of: far faster than `copy.deepcopy`, which knows nothing of it."""
+    """Return a copy of what a target is made of: far faster than `copy.deepcopy`, which knows nothing of it.
+
+    What two levels of dicts, lists and sets hold are values: transactions, rows, marks, and lists that never change.
+    """
     if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
-    if isinstance(value, Transaction):
-        return replace(value, rows=list(value.rows))
-    # rows, marks and committables never change
-    return list(value) if isinstance(value, list) else value
+        return {key: each.copy() if isinstance(each, (dict, list)) else each for key, each in value.items()}
+    return value.copy() if isinstance(value, (list, set)) else value

@@ -71,15 +71,19 @@ class Ledger:
 
     def read(self) -> History:
         """Read on to the newest entry and return the history, whichever driver owns it."""
+        self._catch_up()
+        return self.known()
+
+    def _catch_up(self) -> None:
+        """Read on to the newest entry."""
         # a missing next number means "nothing new" only to the owner: for others its entry may have been removed
         if self._end == 0 or (
             not self._read_on() and not self._next_number_suffices() and self._exists_beyond(self._end - 1)
         ):
             self._read_all()
-        history = self.known()
-        if history.owner is None and self._end > 0:
-            raise _corrupt(self._end - 1, "no driver's take comes before it")
-        return history
+        with self._lock:
+            if self._seen.history.owner is None and self._end > 0:
+                raise _corrupt(self._end - 1, "no driver's take comes before it")
 
     def known(self) -> History:
         """Return the history as read last, own entries included, without asking the store."""
@@ -98,7 +102,7 @@ class Ledger:
 
     def verify(self) -> History:
         """Return the history if this driver still owns the ledger; raises `Fenced` if another took it."""
-        self.read()
+        self._catch_up()
         return self.own()
 
     def take(
@@ -156,7 +160,7 @@ class Ledger:
         """Append an entry; raises `Fenced`, without having written it, if another driver took over."""
         # the number is taken by the other thread of this driver, which is no reason to stop, or by another driver
         while not self._create(self._own_end(), entry, owned=True):
-            self.read()
+            self._catch_up()
 
     def trim(self) -> None:
         """After many entries, write the take again with a summary of them, and remove what that replaces.
@@ -169,7 +173,7 @@ class Ledger:
         if self._end - self._seen.summaries[1] <= self._summarised_after:
             return
         while not self._create_take():
-            self.read()
+            self._catch_up()
         # only now that the new summary exists: a start in between finds either
         with self._lock:
             gone = self._seen.replaced()

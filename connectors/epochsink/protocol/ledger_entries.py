@@ -238,12 +238,16 @@ def encode(entry: Entry) -> bytes:
     """Return an entry as one line of JSON."""
     kind = next(name for name, of in _KINDS.items() if type(entry) is of)
     content = {"entry": kind, "version": VERSION, **_to_json(entry)}
-    return json.dumps(content, default=_to_json).encode() + b"\n"
+    return _ENCODER.encode(content).encode() + b"\n"
 
 
 def _to_json(value: Any) -> dict[str, Any]:
     # `asdict` would copy every committable deeply
     return {name: getattr(value, name) for name in _names(type(value))}  # type: ignore[arg-type] # a class can be hashed
+
+
+# `json.dumps` would make one for each entry
+_ENCODER: Final = json.JSONEncoder(default=_to_json)
 
 
 @cache

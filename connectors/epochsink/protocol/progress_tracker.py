@@ -7,8 +7,8 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from epochsink.protocol.progress import EpochProgress, QueryProgress, SinkProgress
 
@@ -28,13 +28,34 @@ LOG_SECONDS: Final = 60.0
 
 @dataclass(slots=True)
 class _Epoch:
-    """An epoch under way, and when its steps ended (monotonic seconds; None: not yet, or by an earlier driver)."""
+    """An epoch under way, and when its steps ended (monotonic seconds; None: not yet, or by an earlier driver).
 
-    progress: EpochProgress
+    The other fields are those of its `EpochProgress`; ``sinks`` has for each sink those of its `SinkProgress`.
+    """
+
+    number: int
     begun: float | None = None
     recorded: float | None = None
     decided: float | None = None
     spooled: int = 0
+    done_at: float = 0.0
+    write_seconds: float = 0.0
+    record_seconds: float = 0.0
+    decision_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def progress(self) -> EpochProgress:
+        """Return the progress so far. A new value each time: an epoch's steps change it far more often."""
+        return EpochProgress(
+            self.number,
+            self.done_at,
+            self.write_seconds,
+            self.record_seconds,
+            self.decision_seconds,
+            self.commit_seconds,
+            {name: SinkProgress(**known) for name, known in self.sinks.items()},
+        )
 
 
 class ProgressTracker:
@@ -86,13 +107,13 @@ class ProgressTracker:
         """Note that an attempt begins; an earlier one is void, and its time counts."""
         with self._lock:
             begun = self._opened.setdefault(number, time.monotonic())
-            self._epochs[number] = _Epoch(EpochProgress(number), begun=begun)
+            self._epochs[number] = _Epoch(number, begun=begun)
 
     def written(self, number: int) -> None:
         """Note that the write job has ended."""
         with self._lock:
             known = self._of(number)
-            known.progress = replace(known.progress, write_seconds=_seconds(known.begun))
+            known.write_seconds = _seconds(known.begun)
 
     @contextmanager
     def timed(
@@ -101,8 +122,10 @@ class ProgressTracker:
         """Time a participant's vote or commit, replays included."""
         began = time.monotonic()
         yield
-        for name in sinks:
-            self._update_sink(number, name, **{step: _seconds(began)})
+        took = _seconds(began)
+        with self._lock:
+            for name in sinks:
+                self._sink(number, name)[step] = took
 
     def recorded(self, prepared: Prepared) -> None:
         """Note that an epoch is recorded, by this run or by an earlier one."""
@@ -112,10 +135,12 @@ class ProgressTracker:
             known.recorded = time.monotonic()
             known.spooled = sum(file.size for share in prepared.shares.values() for file in share.files.values())
             if known.begun is not None:
-                took = round(known.recorded - known.begun - known.progress.write_seconds, 3)
-                known.progress = replace(known.progress, record_seconds=took)
-        for name, share in prepared.shares.items():
-            self._update_sink(number, name, parts=len(share.parts), **asdict(share.counted))
+                known.record_seconds = round(known.recorded - known.begun - known.write_seconds, 3)
+            for name, share in prepared.shares.items():
+                counted = share.counted
+                self._sink(number, name).update(
+                    parts=len(share.parts), rows=counted.rows, deleted=counted.deleted, bytes=counted.bytes
+                )
 
     def decided(self, number: int) -> None:
         """Note that Spark has decided an epoch; may be repeated."""
@@ -123,31 +148,32 @@ class ProgressTracker:
             known = self._of(number)
             if known.decided is None:
                 known.decided = time.monotonic()
-                waited = 0.0 if known.begun is None else _seconds(known.recorded or known.decided)
-                known.progress = replace(known.progress, decision_seconds=waited)
+                known.decision_seconds = 0.0 if known.begun is None else _seconds(known.recorded or known.decided)
 
     def replayed(self, number: int, sinks: Sequence[str]) -> None:
         """Note that a part of some sinks was prepared again."""
-        for name in sinks:
-            self._update_sink(number, name, replays=self.of(number).sinks.get(name, SinkProgress()).replays + 1)
+        with self._lock:
+            for name in sinks:
+                sink = self._sink(number, name)
+                sink["replays"] = sink.get("replays", 0) + 1
 
     def set_aside(self, number: int, sink: str, rows: Sequence[int | None]) -> None:
         """Note how many rows of each part became dead letters."""
         known = [each for each in rows if each is not None]
-        self._update_sink(number, sink, set_aside=sum(known) if len(known) == len(rows) else None)
+        with self._lock:
+            self._sink(number, sink).update(set_aside=sum(known) if len(known) == len(rows) else None)
 
     def visible(self, number: int) -> EpochProgress:
         """Note that readers see an epoch; return its progress, which the ledger records."""
         with self._lock:
             known = self._of(number)
-            took, now = _seconds(known.decided), round(time.time(), 3)
-            known.progress = replace(known.progress, commit_seconds=took, done_at=now)
-            return known.progress
+            known.commit_seconds, known.done_at = _seconds(known.decided), round(time.time(), 3)
+            return known.progress()
 
     def done(self, number: int) -> None:
         """Note that an epoch is recorded as done; `tell` tells the listener."""
         with self._lock:
-            progress = self._of(number).progress
+            progress = self._of(number).progress()
             del self._epochs[number]
             self._opened.pop(number, None)
             self._recent.append(progress)
@@ -186,7 +212,7 @@ class ProgressTracker:
     def of(self, number: int) -> EpochProgress:
         """Return the progress of an epoch so far."""
         with self._lock:
-            return self._of(number).progress
+            return self._of(number).progress()
 
     def snapshot(self) -> QueryProgress:
         """Return the state now."""
@@ -237,13 +263,10 @@ class ProgressTracker:
 
     def _of(self, number: int) -> _Epoch:
         # an epoch that an earlier driver has recorded was not begun here
-        return self._epochs.setdefault(number, _Epoch(EpochProgress(number)))
+        return self._epochs.setdefault(number, _Epoch(number))
 
-    def _update_sink(self, number: int, name: str, **changes: float | None) -> None:
-        with self._lock:
-            known = self._of(number)
-            sink = replace(known.progress.sinks.get(name, SinkProgress()), **changes)  # type: ignore[arg-type] # names of fields
-            known.progress = replace(known.progress, sinks={**known.progress.sinks, name: sink})
+    def _sink(self, number: int, name: str) -> dict[str, Any]:
+        return self._of(number).sinks.setdefault(name, {})
 
 
 def log_recovery(history: History, waiting: Sequence[int]) -> None:
