@@ -14,9 +14,10 @@ import psycopg
 import pytest
 from shares import SHARE, Share
 
-from request_faults.families import WRITES_REFUSED, ElasticsearchSide, PostgresSide
+from request_faults.families import SET_BACK, WRITES_REFUSED, ElasticsearchSide, PostgresSide
 from request_faults.run import SIDES, Asked, play
-from request_faults.runner import STORIES, Hit, Plan, Runner
+from request_faults.runner import STORIES, Hit, Plan, Runner, is_answer_to
+from request_faults.wire import Fate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +67,25 @@ def test_what_nobody_could_notice_the_judge_notices(
     assert [flaw for flaw in verdict.flaws if flaw.startswith(anomaly)], verdict
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        (("refused", "WentBack", "the table holds no epoch of this query"), True),
+        (("refused", "OutcomeUnknown", "topic(s) t were deleted, and perhaps created again"), True),
+        (("refused", "OutcomeUnknown", "the server did not answer"), False),
+        (("refused", "Stalled", "nothing is committed for 20 s"), False),
+        (("refused", "TaskFailed", "the task failed"), False),
+        (("broke", "WentBack", "in a traceback"), False),
+    ],
+)
+def test_a_query_that_hangs_or_stops_for_another_reason_has_not_answered_to_a_set_back(
+    answer: tuple[str, str, str],
+    is_right: bool,  # noqa: FBT001 - pytest's way
+) -> None:
+    assert is_answer_to({SET_BACK}, answer) is is_right
+    assert not is_answer_to({WRITES_REFUSED}, answer)
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_a_second_fault_strikes_the_same_life_or_the_next(
     together: bool,  # noqa: FBT001 - pytest's way
@@ -88,6 +108,21 @@ def test_writes_to_an_index_that_is_not_made_yet_are_refused_by_nobody(
         verdict = runner.play(Plan(STORIES[0], (Hit("PUT /?", 0, deed=WRITES_REFUSED),)))
     assert verdict.struck
     assert not verdict.flaws, str(verdict)
+
+
+def test_a_question_about_the_table_that_the_server_refuses_is_a_finding(
+    postgres: PostgresService, tmp_path: Path
+) -> None:
+    question = "SELECT pg_is_in_recovery(), pg_catalog.current_setting(?)"
+    plan = Plan(STORIES[0], (Hit(question, 0, Fate.FORBIDDEN),))
+    with Runner(PostgresSide(postgres.dsn, postgres.port, way={"commit": "prepared"}), tmp_path) as runner:
+        verdict = runner.play(plan)
+    assert verdict.struck
+    assert not verdict.flaws, str(verdict)
+    _, name, text = verdict.answers[0]
+    assert name == "CheckFailed"
+    assert "cannot look into database" in text
+    assert "permission denied" in text
 
 
 def tampered(postgres: PostgresService, folder: Path, statement: str, plan: Plan) -> Verdict:

@@ -27,7 +27,7 @@ from request_faults.life import RUN, TELL_STACKS, Life, live, source_of, stacks_
 from request_faults.wire import Fate, Strike, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
     from pathlib import Path
@@ -47,6 +47,13 @@ _STOPPED: Final = frozenset({"lost", "stuck"})
 """What a query shows that has stopped with an epoch decided: its rows are in the spool, and not in the target."""
 _SET_BACK_SHOWS: Final = frozenset({"gap", "torn", "flicker", "false ack", "divergence"})
 """What a target that was set back shows by itself."""
+
+
+def is_answer_to(deeds: Iterable[str], answer: tuple[str, str, str]) -> bool:
+    """Return whether a driver's end is the error that one of the deeds of others has to be answered with."""
+    kind, name, text = answer
+    expected = [MAY_STOP[deed] for deed in deeds if deed in MAY_STOP]
+    return kind == "refused" and any(re.search(each, f"{name}: {text}") for each in expected)
 
 
 class Side(Protocol):
@@ -380,10 +387,8 @@ class _Play:
         return {hit.deed for hit, strike in self._strikes if strike.struck.is_set()}
 
     def _is_loud(self) -> bool:
-        """Whether the query has stopped because of what somebody else did, as it should, with an error for it."""
-        kind, name, text = self._answers[-1]
-        answers = [MAY_STOP[deed] for deed in self._done_by_others() if deed in MAY_STOP]
-        return kind == "refused" and any(re.search(answer, f"{name}: {text}") for answer in answers)
+        """Whether the query has stopped because of what somebody else did, as it should."""
+        return is_answer_to(self._done_by_others(), self._answers[-1])
 
     def _judge(self, epochs: int, *, well: bool) -> list[str]:
         flaws = self._flaws + [text for what, _, text in self._answers if what == "broke"]

@@ -106,7 +106,7 @@ class PostgresCommitter(Participant):
             connection = self._asking[sink].connection()
             findings = check(config, connection, schema)
             mode = config.mode(max_prepared_transactions(connection))
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
             return [unreachable(config, error)]
         _log.info("%s: commit=%r, epochs are %s", Relation.of(config.table), config.commit, mode)
         return findings
@@ -116,7 +116,7 @@ class PostgresCommitter(Participant):
         config: PostgresConfig = self.members[sink]
         try:
             yield from examine(config, self._asking[sink].connection())
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
             yield Finding("server", unreachable(config, error), is_fatal=True)
 
     def in_target(self) -> list[Remnant]:

@@ -104,9 +104,10 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
     return [*findings, *_check_target(config, connection, target, schema)]
 
 
-def unreachable(config: PostgresConfig, error: psycopg.OperationalError) -> str:
-    """Return the finding for a server that refuses the connection."""
-    known = failure(error, f"cannot connect to {Server.of(config).database}")
+def unreachable(config: PostgresConfig, error: psycopg.Error) -> str:
+    """Return the finding for a server that refuses the connection, or a question about the table."""
+    refused = "connect to" if isinstance(error, psycopg.OperationalError) else "look into"
+    known = failure(error, f"cannot {refused} {Server.of(config).database}")
     return f"{known.message}; {known.hint}"
 
 
