@@ -346,6 +346,7 @@ class PostgresCommitter(Participant):
         with translated(doing):
             try:
                 connection = self._voting.connection(self._retry_seconds)
+                Place.of(connection)  # refuses a standby, where nothing can be ended
                 return [
                     line
                     for table in self._tables.values()

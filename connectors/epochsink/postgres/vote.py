@@ -207,6 +207,8 @@ def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> P
 
     Raises `PrepareFailed`, `WentBack`, `SpoolMissing`, `OSError`, `pyarrow.ArrowInvalid`, `psycopg.Error`.
     """
+    # first: what a standby lacks proves nothing
+    place = Place.of(connection)
     members = {}
     for sink, share in shares.items():
         if isinstance(share.rows, SpooledRows):
@@ -222,10 +224,12 @@ def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> P
         else:
             require_target(connection, share.table.relation, {share.rows.merge.target})
             members[sink] = share.rows
-    return _merged(connection, epoch, shares, members)
+    return _merged(connection, epoch, shares, members, place)
 
 
-def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], members: Mapping[str, Member]) -> Part:
+def _merged(
+    connection: Connection, epoch: Epoch, shares: Mapping[str, Share], members: Mapping[str, Member], place: Place
+) -> Part:
     staged = list(members.values())
     if len({member.logged for member in staged}) > 1:
         raise PrepareFailed(
@@ -242,7 +246,6 @@ def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], m
 
     if not staged[0].logged:
         return _prepared(connection, epoch, shares, members, write)
-    place = Place.of(connection)
     for sink, member in members.items():
         _verify_staged(connection, epoch, shares[sink], member)
     if any(share.table.config.validate or share.table.config.sets_aside for share in shares.values()):
