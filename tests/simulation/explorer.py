@@ -111,4 +111,5 @@ def explore(
                 break
             simulation = play(plan, sinks, schedule, variant)
             findings.add(Case(plan, sinks, schedule), verdict(simulation, plan), simulation.struck)
+            simulation.forget()
     return findings

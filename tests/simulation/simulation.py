@@ -365,6 +365,15 @@ class Simulation(Scheduler):
                 process.kill()
         invariants.check(self)
 
+    def forget(self) -> None:
+        """Cut the rings of objects that a history is made of: what is freed at once, nothing has to search for."""
+        for process in self.processes:
+            without_frames(process.failure)
+            without_frames(process.coordinator.queue._failure)
+            vars(process).clear()
+        vars(self.world).clear()
+        vars(self).clear()
+
     def _take_the_way_on(self) -> bool:
         """Do what an error tells the operator, where that is known to be right; return whether it was."""
         if isinstance(self.loud, ConfigurationError) and "double" in self.faults:
@@ -457,6 +466,14 @@ def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, byt
     """Return a ledger from which somebody has removed the entries of epochs above one."""
     kept = [data for _, data in sorted(ledger.items()) if entry_of(data).get("epoch", -1) <= newest]
     return {f"{i:020d}": data for i, data in enumerate(kept)}
+
+
+def without_frames(error: BaseException | None) -> None:
+    """Take the frames from an error and from those before it: they hold the driver, which holds the error."""
+    while error is not None:
+        before = error.__context__
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        error = before
 
 
 def play(
