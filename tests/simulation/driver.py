@@ -21,8 +21,9 @@ from epochsink.sink import Epoch, Task
 from simulation.port_participant import participants
 from simulation.ports import PORTS
 from simulation.readers import Row
-from simulation.scheduler import Condition, Process, Thread, wait
+from simulation.scheduler import Process
 from simulation.storage import MemoryFiles, MemorySpool, QuickLedger, spool_name
+from simulation.threads import Condition, Thread, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

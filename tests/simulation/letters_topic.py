@@ -28,7 +28,7 @@ from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.transactions import Answer, Description, State
 from epochsink.kafka.witness import Loss, Seen
 from epochsink.sink import Chosen, Identity
-from simulation.scheduler import Operation, Thread
+from simulation.threads import Operation, Thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

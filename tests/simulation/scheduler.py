@@ -1,15 +1,17 @@
 """The deterministic scheduler: it interleaves the threads of the drivers step by step, and applies a plan's faults.
 
 Each thread of a simulated driver is a greenlet. It hands an `Operation` (an I/O step) or a `Wait` to the scheduler,
-which runs one of them at a time and counts steps. Time is that count: there is no clock.
+which runs one of them at a time and counts steps. Time is that count: there is no clock. A thread that would be chosen
+again makes its step at once, because a handover takes longer than most steps.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from greenlet import getcurrent, greenlet
+from greenlet import getcurrent
+
+from simulation.threads import Operation, Thread, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,102 +22,14 @@ Answer = TypeVar("Answer")
 
 MOST_TURNS = 6000
 MOST_DRIVERS = 9
+AHEAD = (None, "stream", "commit thread")
+"""By schedule, the thread that goes first; with schedule 0 they take turns."""
 AT_STEP = ("before", "after", "err", "lost", "delay", "twice", "swallow")
 
 
 def can_meet(fault: Fault, operation: Operation) -> bool:
     """Whether a fault of a step makes a difference: by reading nothing changes, and "before" and "err" are enough."""
     return not operation.reads or fault[0] in ("before", "err", "swallow")
-
-
-class Killed(BaseException):
-    """The simulated process is gone: nothing of it runs on."""
-
-
-@dataclass(slots=True)
-class Operation:
-    """An I/O step that a thread wants to make."""
-
-    name: str
-    apply: Callable[[], Any]
-    reads: bool
-
-
-@dataclass(slots=True)
-class Wait:
-    """A thread waits for a condition within its own process."""
-
-    ready: Callable[[], bool]
-
-
-class Thread:
-    """One thread of a driver. ``request`` is what it waits for; None when it has ended."""
-
-    def __init__(self, name: str, body: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
-        self.name = name
-        self.request: Operation | Wait | None = Wait(lambda: True)
-        self.stalled_until = 0
-        self._ended = ended
-        self._greenlet = greenlet(self._run)
-        self._body = body
-
-    def _run(self, _: object = None) -> tuple[str, BaseException | None]:
-        try:
-            self._body()
-        except Killed:
-            return ("killed", None)
-        except BaseException as failure:  # noqa: BLE001 - whatever ends a thread ends the driver
-            return ("ended", failure)
-        return ("ended", None)
-
-    def resume(self, answer: object) -> None:
-        """Let the thread run to its next request."""
-        self._take(self._greenlet.switch(answer))
-
-    def throw(self, error: BaseException) -> None:
-        """Let the thread's request raise."""
-        self._take(self._greenlet.throw(error))
-
-    def kill(self) -> None:
-        """End the thread without a goodbye."""
-        self.request = None
-        if not self._greenlet:
-            return
-        while not self._greenlet.dead:
-            self._greenlet.throw(Killed())
-
-    def _take(self, request: Operation | Wait | tuple[str, BaseException | None]) -> None:
-        if isinstance(request, tuple):
-            self.request = None
-            if request[0] == "ended":
-                self._ended(request[1])
-        else:
-            self.request = request
-
-
-class Condition:
-    """A `threading.Condition` between greenlets: only waiting hands over, so that holding it needs no lock."""
-
-    def __enter__(self) -> bool:
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait; with a time limit, one turn passes and the caller looks again."""
-        if timeout is None:
-            wait(predicate)
-        return predicate()
-
-    def notify_all(self) -> None:
-        """Do nothing: the scheduler asks the predicates."""
-
-
-def wait(ready: Callable[[], bool]) -> None:
-    """Suspend the calling thread until a condition holds."""
-    parent: Any = getcurrent().parent
-    parent.switch(Wait(ready))
 
 
 class Process:
@@ -154,8 +68,20 @@ class Scheduler:
         self._due: list[tuple[int, Operation]] = []
         self._burst: tuple[Any, int] | None = None
         self._turn = 0
+        self._turns_left = 0
+        self._living: list[Any] = []
+        self._chosen: Any = None
+        """The thread whose turn it is."""
+        self._alone: Any = None
+        """Its process, if that is the active one and no other lives."""
 
     # ---- for subclasses
+
+    def add(self, process: Any) -> None:
+        """Run a process that has started, too."""
+        self.processes.append(process)
+        self._living.append(process)
+        self._alone = None
 
     def start_driver(self) -> None:
         """Start a fresh process and make it the active one."""
@@ -183,8 +109,22 @@ class Scheduler:
         parent: Any = getcurrent().parent
         if parent is None:
             return apply()
+        if self._goes_on():
+            self._turn += 1
+            self._turns_left -= 1
+            self._count_step()
+            return self._make_step(self._alone, self._chosen, name, apply)
         answer: Answer = parent.switch(Operation(name, apply, reads))
         return answer
+
+    def _goes_on(self) -> bool:
+        """Whether the thread that runs would be chosen again for its next step, and no fault is due there."""
+        process, thread, due = self._alone, self._chosen, not self.healthy and self.now + 1 in self.plan
+        # a dead one: its threads are being killed
+        if process is None or process.dead or due or self._burst or not self._turns_left:
+            return False
+        ready = [(process, one) for one in process.threads if one is thread or self._is_ready(one)]
+        return len(ready) == 1 or self._next_of(ready, self._turn + 1)[1] is thread
 
     def note(self, line: str) -> None:
         """Add a line to the trace."""
@@ -205,7 +145,9 @@ class Scheduler:
 
     def run(self) -> None:
         """Run until every process has ended, starting again those that ended with a passing error."""
-        for _ in range(MOST_TURNS):
+        self._turns_left = MOST_TURNS
+        while self._turns_left:
+            self._turns_left -= 1
             self._resume_paused()
             if self.active is None or (self.active.dead in ("crash", "error") and self.loud is None):
                 if len(self.processes) > MOST_DRIVERS:
@@ -220,6 +162,8 @@ class Scheduler:
             process, thread = chosen
             if thread is None:
                 continue
+            self._chosen = thread
+            self._alone = process if process is self.active and len(self._living) == 1 else None
             if isinstance(thread.request, Wait):
                 thread.resume(None)
             else:
@@ -227,21 +171,23 @@ class Scheduler:
         return self.stuck("steps")
 
     def _resume_paused(self) -> None:
-        for process in self.processes:
-            over = self.now >= process.paused_until or self.active.dead in ("done", "loud")
-            if process.paused_until and not process.dead and over:
+        for process in self._living:
+            if not process.paused_until or process.dead:
+                continue
+            if self.now >= process.paused_until or self.active.dead in ("done", "loud"):
                 process.paused_until = 0
                 self._burst = (process, self.now + process.alone_for)
                 self.note(f"        driver {process.number} goes on, {process.alone_for} steps alone")
 
     def _choose(self) -> tuple[Any, Thread | None] | None:
         """Return whose turn it is; (_, None) to look again, None if nothing is left to run."""
+        self._living = [process for process in self._living if not process.dead]
         ready = [
             (process, thread)
-            for process in self.processes
-            if not process.dead and not process.paused_until
+            for process in self._living
+            if not process.paused_until
             for thread in process.threads
-            if thread.request is not None and self._is_ready(thread)
+            if self._is_ready(thread)
         ]
         if not ready:
             return self._nothing_ready()
@@ -252,15 +198,19 @@ class Scheduler:
                 ready = alone
             else:
                 self._burst = None
+        self._turn += 1
+        return self._next_of(ready, self._turn)
+
+    def _next_of(self, ready: list[tuple[Any, Thread]], turn: int) -> tuple[Any, Thread]:
         if self.schedule == 0:
-            self._turn += 1
-            return ready[self._turn % len(ready)]
-        first = "stream" if self.schedule == 1 else "commit thread"
-        return next((pair for pair in ready if pair[1].name == first), ready[0])
+            return ready[turn % len(ready)]
+        return next((pair for pair in ready if pair[1].name == AHEAD[self.schedule]), ready[0])
 
     def _is_ready(self, thread: Thread) -> bool:
         request = thread.request
-        return thread.stalled_until <= self.now and (not isinstance(request, Wait) or request.ready())
+        if request is None or thread.stalled_until > self.now:
+            return False
+        return not isinstance(request, Wait) or request.ready()
 
     def _nothing_ready(self) -> tuple[Any, Thread | None] | None:
         going = [process for process in self.processes if not process.dead and not process.paused_until]
@@ -281,9 +231,7 @@ class Scheduler:
 
     def _execute(self, process: Any, thread: Thread) -> None:
         operation: Any = thread.request
-        self.now += 1
-        if self._due:
-            self.deliver()
+        self._count_step()
         faults = None if self.healthy else self.plan.get(self.now)
         if faults is None:
             self._carry_out(process, thread, operation)
@@ -291,11 +239,11 @@ class Scheduler:
         left = faults.copy()
         halted = self._strike_around(process, thread, operation, faults, left)
         met = None if halted else next((fault for fault in faults if fault[0] in AT_STEP), None)
-        if met is not None and not can_meet(met, operation):
-            met = None
-        if met is not None:
+        if met is not None and can_meet(met, operation):
             left.remove(met)
-        # before the step: what it changes depends on what is still to come
+        else:
+            met = None
+        # before the step, of which some parts look at what is still to come; and the next step may follow at once
         del self.plan[self.now]
         if self._faults_wait and left:
             self.plan[self.now + 1] = [*left, *self.plan.get(self.now + 1, ())]
@@ -304,14 +252,22 @@ class Scheduler:
         elif not halted:
             self._carry_out(process, thread, operation)
 
-    def _carry_out(self, process: Any, thread: Thread, operation: Operation) -> None:
-        answer = operation.apply()
-        if self.trace is not None:
-            self._note_step(process, thread, operation, str(answer)[:90])
-        thread.resume(answer)
+    def _count_step(self) -> None:
+        self.now += 1
+        if self._due:
+            self.deliver()
 
-    def _note_step(self, process: Any, thread: Thread, operation: Operation, what: str) -> None:
-        self.note(f"{self.now:4} driver {process.number} {thread.name}: {operation.name} -> {what}")
+    def _carry_out(self, process: Any, thread: Thread, operation: Operation) -> None:
+        thread.resume(self._make_step(process, thread, operation.name, operation.apply))
+
+    def _make_step(self, process: Any, thread: Thread, name: str, apply: Callable[[], Answer]) -> Answer:
+        answer = apply()
+        if self.trace is not None:
+            self._note_step(process, thread, name, str(answer)[:90])
+        return answer
+
+    def _note_step(self, process: Any, thread: Thread, name: str, what: str) -> None:
+        self.note(f"{self.now:4} driver {process.number} {thread.name}: {name} -> {what}")
 
     def _strike_around(
         self, process: Any, thread: Thread, operation: Operation, faults: list[Fault], left: list[Fault]
@@ -351,10 +307,10 @@ class Scheduler:
         self.strike_step(kind)
         if kind in ("after", "lost", "twice"):
             answer = operation.apply()
-            self._note_step(process, thread, operation, f"{str(answer)[:60]} and then {fault}")
+            self._note_step(process, thread, operation.name, f"{str(answer)[:60]} and then {fault}")
         else:
             answer = None
-            self._note_step(process, thread, operation, f"not carried out: {fault}")
+            self._note_step(process, thread, operation.name, f"not carried out: {fault}")
         if kind in ("delay", "twice"):
             self._due.append((self.now + fault[1], operation))
         if kind in ("before", "after"):

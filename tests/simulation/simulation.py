@@ -11,9 +11,10 @@ from epochsink.protocol.ledger import FOLDER
 from simulation import invariants, operators
 from simulation.determinism import determined
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
-from simulation.scheduler import Operation, Scheduler
+from simulation.scheduler import Scheduler
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, altered
+from simulation.threads import Operation
 from simulation.world import ROLLED_BACK, Spooled, World, entry_of
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Simulation(Scheduler):
     def _new_driver(self, files: Folders, spool: Spooled) -> Driver:
         self.note(f"        --- driver {len(self.processes)} starts")
         driver = Driver(self, len(self.processes), files, spool)
-        self.processes.append(driver)
+        self.add(driver)
         return driver
 
     def leads(self, driver: Driver) -> bool:
