@@ -23,7 +23,7 @@ from simulation.ports import PORTS
 from simulation.readers import Row
 from simulation.scheduler import Process
 from simulation.storage import MemoryFiles, MemorySpool, QuickLedger, spool_name
-from simulation.threads import Condition, Thread, wait
+from simulation.threads import Condition, Thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -123,7 +123,7 @@ class Driver(Process):
             participants=participants(self.ports),
             join_running=simulation.joins,
             retain_seconds=RETAIN_SECONDS if self.variant.retains else 0.0,
-            monitor=Condition(),  # type: ignore[arg-type]
+            monitor=Condition(simulation.wait),  # type: ignore[arg-type]
         )
         self.threads = [
             Thread("stream", self._stream, self._stream_ended),
@@ -341,7 +341,7 @@ class Driver(Process):
                 self._refuse_unheard_start()
                 if coordinator.commit_decided():
                     self._tidy()
-                    wait(partial(self._has_work, seen))
+                    self.simulation.wait(partial(self._has_work, seen))
                 else:
                     self._wait_for_commit_after(seen)
             coordinator.queue.raise_failure()
@@ -363,7 +363,7 @@ class Driver(Process):
         return bool(self.coordinator.queue.pending) or news or self.stream_ended
 
     def _wait_for_commit_after(self, seen: int) -> None:
-        wait(lambda: self.simulation.commits_made != seen or self._is_decided() or self.stream_ended)
+        self.simulation.wait(lambda: self.simulation.commits_made != seen or self._is_decided() or self.stream_ended)
 
     def _is_decided(self) -> bool:
         """Whether an epoch that has become pending since the last look is decided already."""

@@ -2,7 +2,7 @@
 
 Each thread of a simulated driver is a greenlet. It hands an `Operation` (an I/O step) or a `Wait` to the scheduler,
 which runs one of them at a time and counts steps. Time is that count: there is no clock. A thread that would be chosen
-again makes its step at once, because a handover takes longer than most steps.
+again goes on at once, because a handover takes longer than most steps.
 """
 
 from __future__ import annotations
@@ -109,22 +109,31 @@ class Scheduler:
         parent: Any = getcurrent().parent
         if parent is None:
             return apply()
-        if self._goes_on():
-            self._turn += 1
-            self._turns_left -= 1
+        # a fault that is due is the scheduler's
+        if (self.healthy or self.now + 1 not in self.plan) and self._goes_on():
             self._count_step()
             return self._make_step(self._alone, self._chosen, name, apply)
         answer: Answer = parent.switch(Operation(name, apply, reads))
         return answer
 
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Suspend the calling thread until a condition holds."""
+        if not (ready() and self._goes_on()):
+            parent: Any = getcurrent().parent
+            parent.switch(Wait(ready))
+
     def _goes_on(self) -> bool:
-        """Whether the thread that runs would be chosen again for its next step, and no fault is due there."""
-        process, thread, due = self._alone, self._chosen, not self.healthy and self.now + 1 in self.plan
+        """Take the next turn if it is that of the thread that runs; return whether it is."""
+        process, thread = self._alone, self._chosen
         # a dead one: its threads are being killed
-        if process is None or process.dead or due or self._burst or not self._turns_left:
+        if process is None or process.dead or self._burst or not self._turns_left:
             return False
         ready = [(process, one) for one in process.threads if one is thread or self._is_ready(one)]
-        return len(ready) == 1 or self._next_of(ready, self._turn + 1)[1] is thread
+        if len(ready) > 1 and self._next_of(ready, self._turn + 1)[1] is not thread:
+            return False
+        self._turn += 1
+        self._turns_left -= 1
+        return True
 
     def note(self, line: str) -> None:
         """Add a line to the trace."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import greenlet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,13 @@ class Thread:
 
 
 class Condition:
-    """A `threading.Condition` between greenlets: only waiting hands over, so that holding it needs no lock."""
+    """A `threading.Condition` between greenlets: only waiting hands over, so that holding it needs no lock.
+
+    ``wait`` suspends the calling thread until what it is given holds.
+    """
+
+    def __init__(self, wait: Callable[[Callable[[], bool]], None]) -> None:
+        self._wait = wait
 
     def __enter__(self) -> bool:
         return True
@@ -88,14 +94,8 @@ class Condition:
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait; with a time limit, one turn passes and the caller looks again."""
         if timeout is None:
-            wait(predicate)
+            self._wait(predicate)
         return predicate()
 
     def notify_all(self) -> None:
         """Do nothing: the scheduler asks the predicates."""
-
-
-def wait(ready: Callable[[], bool]) -> None:
-    """Suspend the calling thread until a condition holds."""
-    parent: Any = getcurrent().parent
-    parent.switch(Wait(ready))
