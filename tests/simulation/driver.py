@@ -10,7 +10,7 @@ import json
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.repair import Repair
@@ -378,12 +378,14 @@ class SparkRefuses(EpochsinkError):
     """Spark itself refuses a damaged checkpoint."""
 
 
+@cache
 def offsets_file(start: int, end: int) -> bytes:
     """Return an offsets file in Spark's format."""
     header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
     return f'v1\n{header}\n{{"start":{start},"end":{end}}}'.encode()
 
 
+@cache
 def parse_offsets(data: bytes) -> tuple[int, int]:
     """Return the first and last source row of an offsets file."""
     source = json.loads(data.decode().splitlines()[2])
