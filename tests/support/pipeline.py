@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.sink import Sink
     from epochsink.spark.query_run import Run
 
@@ -99,8 +100,10 @@ class WitnessedExactlyOnce(ExactlyOnce):
         super().__init__(**options)
         self._witness = witness
 
-    def _make_run(self, *arguments: Any, **options: Any) -> Run:
-        run = super()._make_run(*arguments, **options)
+    def _make_run(
+        self, session: SparkSession, opened: OpenCheckpoint, query_id: str, *, join_running: bool | str
+    ) -> Run:
+        run = super()._make_run(session, opened, query_id, join_running=join_running)
         # the ledger's own number: this process may have been paused since, and another one have taken the ledger
         self._witness.took(run._coordinator.identity(next(iter(self.sinks))).generation)
         return run
