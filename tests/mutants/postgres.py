@@ -573,6 +573,20 @@ MUTANTS: list[Mutant] = [
         "rows in another table, with markers that say that they are in this one",
     ),
     Mutant(
+        "postgres/committer.py",
+        "                if pending is not None:\n"
+        "                    # before anything is finished: an old primary may have prepared what the present one has\n"
+        "                    table.require_place(connection, done, pending)\n"
+        "            try:\n"
+        "                with unblocked(connection, self._server, str(table.marker), self._retry_seconds):\n"
+        "                    table.require_place(connection, done)\n",
+        "            try:\n"
+        "                with unblocked(connection, self._server, str(table.marker), self._retry_seconds):\n"
+        "                    table.require_place(connection, done, pending)\n",
+        f"{FAILOVER} -k still_prepared",
+        "a done epoch that is committed on the old primary, which then passes for the present one",
+    ),
+    Mutant(
         "postgres/table_identity.py",
         " and oid != before.oid:\n",
         " and False:\n",

@@ -185,7 +185,7 @@ class PostgresCommitter(Participant):
             with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
                 self._tables[sink] = table = table.located(connection)
                 if pending is not None:
-                    # here, as nothing must be finished on an old primary: what it still has prepared is committed
+                    # before anything is finished: an old primary may have prepared what the present one has
                     table.require_place(connection, done, pending)
             try:
                 with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
