@@ -61,7 +61,7 @@ class Request:
         return tuple(
             fate
             for fate in of_server
-            if (fate in READS or not self.reads) and (fate not in _REFUSALS or self.refuse is not None)
+            if (fate in _READS or not self.reads) and (fate not in _REFUSALS or self.refuse is not None)
         )
 
 
@@ -84,7 +84,7 @@ class Strike:
 
 
 _REFUSALS: Final = (Fate.BUSY, Fate.FORBIDDEN)
-READS: Final = (Fate.DIES_BEFORE, Fate.REFUSED, Fate.PAUSED, Fate.FORBIDDEN)
+_READS: Final = (Fate.DIES_BEFORE, Fate.REFUSED, Fate.PAUSED, Fate.FORBIDDEN)
 """The fates of a request that changes nothing: there the others come to the same as one of these."""
 
 

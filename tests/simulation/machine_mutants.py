@@ -17,7 +17,7 @@ from epochsink.sink import COMMITTED, Ballot, Epoch
 from simulation.storage import QuickLedger, TrimmingLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from epochsink.errors import EpochsinkError
     from epochsink.protocol.ledger_history import History
@@ -62,15 +62,8 @@ class LaterOriginsWin(QuickLedger):
     """Lets a later take change what a sink fixed when it joined."""
 
     def take(
-        self,
-        query_id: str,
-        origins: Mapping[str, Mapping[str, Any]],
-        joined: int,
-        *,
-        above: int = 0,
-        present: Collection[str] | None = None,
+        self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0, **_: Any
     ) -> Take:
-        del present
         while True:
             owner = self.read().owner
             known = owner.origins if owner else {}
@@ -83,16 +76,9 @@ class LaterOriginsWin(QuickLedger):
 class BeginsAtTheClock(QuickLedger):
     """Begins above the clock alone, whatever the targets hold."""
 
-    def take(
-        self,
-        query_id: str,
-        origins: Mapping[str, Mapping[str, Any]],
-        joined: int,
-        *,
-        above: int = 0,
-        present: Collection[str] | None = None,
-    ) -> Take:
-        return super().take(query_id, origins, joined, above=0, present=present)
+    def take(self, *arguments: Any, above: int = 0, **options: Any) -> Take:
+        del above
+        return super().take(*arguments, **options)
 
 
 # ---- the checkpoint

@@ -172,7 +172,12 @@ def inexact_text(column: Column) -> str | None:
         digits = _FRACTION_DIGITS
     elif "numeric_recv" in {column.receive, column.element} and column.modifier >= 0:
         digits = max(_scale(column.modifier), 0)
-    return None if digits is None else rf"\.\d{{{digits}}}\d*[1-9]"
+    return None if digits is None else _finer_than(digits)
+
+
+def _finer_than(digits: int) -> str:
+    """Return a regular expression for numbers that have more digits than these after the point, other than zeros."""
+    return rf"\.\d{{{digits}}}\d*[1-9]"
 
 
 def _encoding(field: pa.Field, column: Column) -> Encoding:
@@ -277,7 +282,7 @@ def _rounded(column: Column, receive: str) -> str | None:
 def _unrounded_text(array: pa.Array) -> pa.Array:
     """Raise `pyarrow.ArrowInvalid` for times of day finer than a microsecond, which the server would round."""
     texts = array.flatten() if pa.types.is_list(array.type) else array
-    finer = texts.filter(pc.match_substring_regex(texts, rf"\.\d{{{_FRACTION_DIGITS}}}\d*[1-9]"))
+    finer = texts.filter(pc.match_substring_regex(texts, _finer_than(_FRACTION_DIGITS)))
     if len(finer):
         raise pa.ArrowInvalid(
             f"{finer[0].as_py()!r} has more than {_FRACTION_DIGITS} digits after the second, and the column would "

@@ -116,9 +116,9 @@ class Ledger:
     ) -> Take:
         """Become the owner; return the take, its generation above the last one, the clock's and ``above``.
 
-        ``present`` are the query's sinks; None for who writes no epoch. ``above`` is the highest generation that the
-        targets of joining sinks hold: a lost ledger may have left transactions there, and a sweep does not end those of
-        a newer generation.
+        ``present`` are the query's sinks; None if the caller writes no epoch. ``above`` is the highest generation that
+        the targets of joining sinks hold: a lost ledger may have left transactions there, and a sweep does not end
+        those of a newer generation.
 
         Raises `WentBack` if the ledger belongs to another query id, `ConfigurationError` if an operator has closed it.
         """
