@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import kafka_kit
 import psycopg
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from elasticsearch import Elasticsearch as Client
 from elasticsearch import NotFoundError
-from kafka.admin import AbortTransactionSpec, KafkaAdminClient
+from kafka.admin import AbortTransactionSpec, ConfigResource
 from kafka.structs import TopicPartition
 from psycopg import sql
 
@@ -278,7 +278,7 @@ class KafkaSide:
                 DELETED: lambda: self._delete_rows(reader, topic),
                 SET_BACK: lambda: self._recreate(reader, topic),
                 CHANGED: lambda: self._add_partition(admin, topic),
-                WRITES_REFUSED: lambda: self._refuse(admin, topic),
+                WRITES_REFUSED: lambda: self._refuse(topic),
             },
             lambda: self._remove(admin, topic),
         )
@@ -300,7 +300,7 @@ class KafkaSide:
 
     def _abort_at_partitions(self, topic: str) -> None:
         """Abort what is open as ``kafka-transactions.sh abort`` does: the coordinator is not told."""
-        with self._admin() as client:
+        with kafka_kit.admin(self._servers) as client:
             at = [TopicPartition(topic, partition) for partition in range(2)]
             for place, found in client.describe_producers(at).items():
                 for one in found.active_producers:
@@ -309,7 +309,7 @@ class KafkaSide:
 
     def _delete_rows(self, reader: _KafkaReader, topic: str) -> None:
         reader.keep()
-        with self._admin() as client:
+        with kafka_kit.admin(self._servers) as client:
             client.delete_records({TopicPartition(topic, partition): -1 for partition in range(2)})
 
     def _add_partition(self, admin: AdminClient, topic: str) -> None:
@@ -317,19 +317,15 @@ class KafkaSide:
         with suppress(KafkaException):
             admin.create_partitions([NewPartitions(topic, 3)])[topic].result(timeout=30)
 
-    def _refuse(self, admin: AdminClient, topic: str) -> None:
+    def _refuse(self, topic: str) -> None:
         for replicas in ("2", "1"):
-            entry = ConfigEntry("min.insync.replicas", replicas, incremental_operation=AlterConfigOpType.SET)
-            resource = ConfigResource("topic", topic, incremental_configs=[entry])
-            admin.incremental_alter_configs([resource])[resource].result(timeout=30)
+            with kafka_kit.admin(self._servers) as client:
+                client.alter_configs([ConfigResource("topic", topic, configs={"min.insync.replicas": replicas})])
             time.sleep(0.3)
-
-    def _admin(self) -> closing[KafkaAdminClient]:
-        return closing(KafkaAdminClient(bootstrap_servers=self._servers))
 
     def _abort_open(self) -> None:
         """Take the ids of open transactions, as a zombie or an administrator does."""
-        with self._admin() as client:
+        with kafka_kit.admin(self._servers) as client:
             listed = [one for many in client.list_transactions(state_filters=["Ongoing"]).values() for one in many]
         for one in listed:
             if one.transactional_id.startswith(f"{PREFIX}."):
