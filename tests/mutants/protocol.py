@@ -726,10 +726,17 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/sweep.py",
-        "        self._run.ledger.verify()\n        self._end_in_targets()",
-        "        self._end_in_targets()",
+        "        self._run.ledger.verify()\n        for participant in self._run.participants:",
+        "        for participant in self._run.participants:",
         SWEEP,
         "a superseded driver that ends what its successor has recorded",
+    ),
+    Mutant(
+        "protocol/sweep.py",
+        "                self._check.verify(name)\n",
+        "                pass\n",
+        SWEEP + " -k set_back",
+        "rows that a target which was set back holds prepared, and nobody else has",
     ),
     Mutant(
         "protocol/sweep.py",
@@ -830,8 +837,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/coordinator.py",
-        "                participant.fence()\n        self._sweep.all()",
-        "                pass\n        self._sweep.all()",
+        "                participant.fence()\n        self._run.ledger.verify()\n",
+        "                pass\n        self._run.ledger.verify()\n",
         COORDINATOR,
         "a driver on another copy of the checkpoint that goes on writing: rows come twice",
     ),
@@ -844,8 +851,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/coordinator.py",
-        "        self._sweep.all()\n        self._check.verify_all()",
-        "        self._sweep.all()",
+        "        self._sweep.targets()\n        self._check.verify_all()",
+        "        self._sweep.targets()",
         CONSISTENCY + " " + COORDINATOR,
         "an epoch that another copy's driver commits during the start, written again",
     ),

@@ -108,6 +108,7 @@ def at_random(pairs: list[tuple[str, int]], seed: int) -> Iterator[tuple[str, in
             yield sinks, schedule, plans.at_random(seed, steps, depth, faults)
         yield sinks, schedule, plans.another_too(seed, steps, some, faults)
         yield sinks, schedule, plans.late_and_backwards(seed, steps, sinks)
+        yield sinks, schedule, plans.of_others(seed, steps, sinks)
 
 
 def tell(

@@ -247,12 +247,12 @@ class SweepsAfterCommits(Coordinator):
 
     def recover(self) -> None:
         sweep: Any = self._sweep
-        sweep.all = lambda: None
+        sweep.targets = lambda: None
         try:
             super().recover()
         finally:
-            del sweep.all
-        sweep.all()
+            del sweep.targets
+        sweep.targets()
 
 
 class TidiesAnyTime(Sweep):

@@ -322,16 +322,20 @@ MUTANTS = (
         "the sinks are not told what is done",
         Variant(coordinator=world.SweepsDoneParts),
         "P",
-        ((66, ("failover", "P", 3)),),
+        ((66, ("failover", "P", 2)), (71, ("pause", 9, 1))),
+        schedule=1,
     ),
     Mutant(
-        "Kafka aborts what is done", Variant(ports={"K": world.KafkaRollsBackDone}), "K", ((62, ("failover", "K", 3)),)
+        "Kafka aborts what is done",
+        Variant(ports={"K": world.KafkaRollsBackDone}),
+        "K",
+        ((36, ("delay", 1)), (65, ("failover", "K", 3))),
     ),
     Mutant(
         "PostgreSQL rolls back what is done",
         Variant(ports={"P": world.PreparedRollsBackDone}),
         "P",
-        ((66, ("failover", "P", 3)),),
+        ((49, ("err",)), (69, ("back", "P", 1))),
     ),
     Mutant(
         "Elasticsearch's marker is written whatever stands there",

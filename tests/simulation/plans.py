@@ -145,6 +145,11 @@ def another_too(seed: int, steps: int, some: Sequence[Fault], faults: Sequence[F
         yield tuple(sorted([*other, (choose.randint(1, steps), choose.choice(behind[choose.choice(sorted(behind))]))]))
 
 
+def of_others(seed: int, steps: int, sinks: str) -> Iterator[Plan]:
+    """Yield plans for ever with three faults of those that users, operators and restores of targets bring about."""
+    return at_random(seed, steps, 3, (*outside(sinks), *backwards(sinks)))
+
+
 def late_and_backwards(seed: int, steps: int, sinks: str) -> Iterator[Plan]:
     """Yield plans for ever in which a request or a driver comes late, and a target is set back before or meanwhile."""
     late = [fault for fault in MEDIUM if fault[0] in ("pause", "stall", "delay", "twice")]

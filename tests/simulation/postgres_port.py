@@ -197,11 +197,11 @@ class PreparedPort(PostgresPort):
             if marker not in self.target.markers and self.is_altered(part):
                 return "ALTERED"
             rows = self.target.staged_rows(table, part["tasks"])
-            answer: str = (
-                "NOROWS"
-                if rows is None
-                else self.target.prepare(gid, PreparedRows(marker, part["attempt"], rows), mark_of(after))
-            )
+            if rows is None:
+                return "NOROWS"
+            answer: str = self.target.prepare(gid, PreparedRows(marker, part["attempt"], rows), mark_of(after))
+            if answer == "OK":
+                self.target.verify_shape(table, part["tasks"])
             return answer
 
         answer = self._step(f"{self.letter} prepare", apply)

@@ -275,9 +275,12 @@ class Postgres:
         stored = self.staging.get(table, {})
         if any(task not in stored for task in tasks):
             return None
+        return [row for task in tasks for row in stored[task]]
+
+    def verify_shape(self, table: Staged, tasks: list[str]) -> None:
+        """Flag rows that go into other columns than they were staged for."""
         if any(self.staged_for[table, task] != self.shape for task in tasks):
             self.readers.flag(f"CAST {self.sink}: rows that were staged for other columns")
-        return [row for task in tasks for row in stored[task]]
 
     def mark(self, key: str) -> Mark | None:
         """Return the newest marker row."""
@@ -326,6 +329,7 @@ class Postgres:
         rows = self.staged_rows(table, tasks)
         if rows is None:
             return "NOROWS"
+        self.verify_shape(table, tasks)
         self.readers.before_commit(self.sink)
         self.readers.publish(self.sink, rows)
         self.markers[marker] = attempt

@@ -203,6 +203,33 @@ def test_join_running_is_left_in_the_code_and_the_ledger_is_lost(sinks: str) -> 
     every_step(sinks, ("rejoin",))
 
 
+@pytest.mark.parametrize("sinks", [*EACH, "AB", "KPE"])
+def test_three_of_these(sinks: str) -> None:
+    """Each at a step where it meets something."""
+    seed = 8_000 + len(sinks) + ord(sinks[0])
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    findings = explore(plans.of_others(seed, steps_of(sinks, 0), sinks), sinks, 0, variant=WAITING, most=300)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= SHARE.fewest(50), findings.report()
+
+
+@pytest.mark.parametrize(
+    ("plan", "sinks", "schedule"),
+    [
+        (((57, ("options",)), (80, ("options",)), (93, ("back", "A", 3))), "AB", 0),
+        (((30, ("options",)), (39, ("failover", "P", 5)), (131, ("back", "P", 2)), (185, ("options",))), "KPE", 1),
+    ],
+)
+def test_a_target_set_back_by_epochs_of_earlier_runs_keeps_what_it_holds_prepared(
+    plan: plans.Plan, sinks: str, schedule: int
+) -> None:
+    """Of those no driver knows any more what they had prepared: no sweep ends it, whoever sweeps."""
+    simulation = play(plan, sinks, schedule, WAITING)
+    assert verdict(simulation, plan) == []
+    assert simulation.struck == len(plan)
+    assert isinstance(simulation.loud, WentBack)
+
+
 @pytest.mark.parametrize("sinks", [*EACH, "KPE"])
 def test_two_of_these_or_one_and_another_fault(sinks: str) -> None:
     """A seeded share of the pairs."""

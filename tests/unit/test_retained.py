@@ -21,6 +21,7 @@ from epochsink.sink import Epoch, LastDone, SpoolFile
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from epochsink.protocol.consistency import AppliedCheck
     from epochsink.protocol.run_state import RunState
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
@@ -77,7 +78,7 @@ def test_a_sweep_goes_on_while_the_other_thread_keeps_an_epoch() -> None:
         ledger=SimpleNamespace(verify=lambda: SimpleNamespace(pending=[])),
         retention=SimpleNamespace(expire=lambda: None, terms=lambda: terms),
     )
-    Sweep(cast("RunState", run))._end_in_spool()
+    Sweep(cast("RunState", run), cast("AppliedCheck", None))._end_in_spool()
     assert dropped == [Epoch(9, "c" * 32)]
     assert len(terms) > 1
 

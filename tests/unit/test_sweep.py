@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
-from epochsink.errors import Fenced, PrepareFailed
+from epochsink.errors import Fenced, PrepareFailed, WentBack
 from epochsink.testing.local_sink import LocalParticipant
 
 if TYPE_CHECKING:
@@ -67,6 +68,36 @@ def test_a_failure_that_passes_while_the_stream_idles_does_not_end_the_query(
     with pytest.raises(type(failure)) if stops else nullcontext():
         driver.tidy()
     assert ("leftovers of losing tasks stay for the next sweep" in caplog.text) != stops
+
+
+@pytest.mark.parametrize("sweeping", ["an idle stream", "an attempt that fails"])
+def test_what_a_target_that_was_set_back_holds_prepared_of_an_old_epoch_is_left(query: Query, sweeping: str) -> None:
+    """After two restarts no driver knows any more what the epoch had prepared, and its rows may be nowhere else."""
+    driver = query.driver()
+    query.prepare(driver, 0, 1)
+    kept, prepared = query.folder.parent / "kept", query.sink.prepared()
+    shutil.copytree(query.sink.folder, kept)
+    query.decide(0)
+    assert driver.commit_decided()
+    query.driver()
+    driver = query.driver()
+    query.prepare(driver, 1, 2)
+    query.decide(1)
+    assert driver.commit_decided()
+    epoch = None
+    if sweeping == "an attempt that fails":
+        query.plan(2)
+        driver.settle(2)
+        epoch = driver.begin(2)
+    shutil.rmtree(query.sink.folder)
+    kept.rename(query.sink.folder)
+    if epoch is None:
+        with pytest.raises(WentBack, match="no marker of this query"):
+            driver.tidy()
+    else:
+        # the query shows why it failed; its next start shows this
+        driver.abandon(epoch)
+    assert query.sink.prepared() == prepared
 
 
 def test_the_spooled_rows_of_a_recorded_epoch_stay_until_it_is_done(query: Query) -> None:

@@ -87,7 +87,7 @@ class Coordinator:
         for participant in participants:
             participant.retains = retain_seconds > 0
         self._check = AppliedCheck(self._run)
-        self._sweep = Sweep(self._run)
+        self._sweep = Sweep(self._run, self._check)
         self._commits = Commits(self._run, self._check)
         self._join_running = join_running
         self._begun = False
@@ -173,7 +173,8 @@ class Coordinator:
             self._run.ledger.verify()
             with self._run.if_ours(participant):
                 participant.fence()
-        self._sweep.all()
+        self._run.ledger.verify()
+        self._sweep.targets()
         self._check.verify_all()
 
     # ---- steps 1 to 4, in the stream thread

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from epochsink.errors import EpochsinkError, PrepareFailed
 
 if TYPE_CHECKING:
+    from epochsink.protocol.consistency import AppliedCheck
     from epochsink.protocol.ledger_history import History
     from epochsink.protocol.run_state import RunState
     from epochsink.sink import Committable, Epoch, Participant, Recorded
@@ -23,10 +24,15 @@ SPOOL_SWEPT_AFTER: Final = 32
 
 
 class Sweep:
-    """The sweeps of a run, from either of its threads. Each raises `Fenced`, and what the participants raise."""
+    """The sweeps of a run, from either of its threads. Each raises `Fenced`, and what the participants raise.
 
-    def __init__(self, run: RunState) -> None:
+    What a target that was set back holds prepared is evidence, and may be all that is left of the rows. So `tidy` and
+    `all` compare a target with the ledger before they end anything there, and raise `WentBack`.
+    """
+
+    def __init__(self, run: RunState, check: AppliedCheck) -> None:
         self._run = run
+        self._check = check
         self._until_spool = 0
 
     def tidy(self) -> None:
@@ -47,18 +53,19 @@ class Sweep:
             _log.warning("leftovers of losing tasks stay for the next sweep: %s", failure)
 
     def all(self) -> None:
-        """Abort what the ledger, read now, does not name."""
+        """Abort what the ledger, read now, does not name. For an attempt that has failed."""
         with self._run.queue.alone():
             self._end_unrecorded()
 
     def targets(self) -> None:
-        """Like `all`, if the ledger was read just before; searches the spool only now and then.
+        """Like `all`, if ledger and targets were compared just before; searches the spool only now and then.
 
         What a sweep ends is of this generation or an older one, so a driver that was superseded since, and sleeps
         between its look and any call to a target, ends nothing of its successor's: another look would sleep likewise.
         """
         with self._run.queue.alone():
-            self._end_in_targets()
+            for participant in self._run.participants:
+                self._end_in(participant)
             self._until_spool -= 1
             if self._until_spool <= 0:
                 self._end_in_spool()
@@ -92,18 +99,21 @@ class Sweep:
 
     def _end_unrecorded(self) -> None:
         self._run.ledger.verify()
-        self._end_in_targets()
+        for participant in self._run.participants:
+            # one by one: a target that is down must not keep what those before it hold
+            for name in participant.members:
+                self._check.verify(name)
+            self._end_in(participant)
         self._end_in_spool()
 
-    def _end_in_targets(self) -> None:
-        for participant in self._run.participants:
-            # as it is now: the other thread may have recorded a replay
-            history = self._run.ledger.known()
-            with self._run.if_ours(participant):
-                ended = abort_orphans(participant, history)
-            self._run.progress.ended(len(ended))
-            for line in ended:
-                _log.info("%s: aborted what no recorded epoch names: %s", _named(participant), line)
+    def _end_in(self, participant: Participant) -> None:
+        # as it is now: the other thread may have recorded a replay
+        history = self._run.ledger.known()
+        with self._run.if_ours(participant):
+            ended = abort_orphans(participant, history)
+        self._run.progress.ended(len(ended))
+        for line in ended:
+            _log.info("%s: aborted what no recorded epoch names: %s", _named(participant), line)
 
     def _end_in_spool(self) -> None:
         # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours
