@@ -197,7 +197,7 @@ def _of_copies(simulation: Simulation) -> tuple[str, ...]:
 
 def _beyond_knowing(faults: set[str]) -> tuple[str, ...]:
     """Return the anomalies that nothing is left to tell of: each comes of two mistakes about the same epochs."""
-    lost_and_set_back = "rejoin" in faults and faults & BACKWARDS
+    lost_and_set_back = "rejoin" in faults and faults & (BACKWARDS | {"timeout", "rollback"})
     # killed after the first of two calls was recorded, and then no call at all: nobody knows of the other rows
     half_recorded = {"double", "skip"} <= faults
     return ("LOST",) if lost_and_set_back or half_recorded else ()

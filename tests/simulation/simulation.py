@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
+from epochsink.errors import ConfigurationError, EpochsinkError, OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import FOLDER
 from simulation import invariants, operators
@@ -287,7 +287,11 @@ class Simulation(Scheduler):
         if self.abandoned_at is not None or self.query != "query-1" or not self.world.files.get(FOLDER):
             return False
         self.note("        an operator types: epochsink abandon CHECKPOINT")
-        operators.abandon(self.world, {letter: self.variant.port(letter) for letter in self.sinks}, self.query)
+        try:
+            operators.abandon(self.world, {letter: self.variant.port(letter) for letter in self.sinks}, self.query)
+        except EpochsinkError as refused:
+            self.note(f"        it is refused: {refused}")
+            return True
         self.abandoned_at = self.decided_rows()
         return True
 
@@ -377,6 +381,8 @@ class Simulation(Scheduler):
 
     def _take_the_way_on(self) -> bool:
         """Do what an error tells the operator, where that is known to be right; return whether it was."""
+        if self.abandoned_at is not None:
+            return False
         if isinstance(self.loud, ConfigurationError) and "double" in self.faults:
             self.note("        the operator takes the second call out of the user's function")
         elif isinstance(self.loud, OutcomeUnknown) and self.faults == {"async"}:
