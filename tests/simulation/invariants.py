@@ -200,7 +200,9 @@ def _beyond_knowing(faults: set[str]) -> tuple[str, ...]:
     lost_and_set_back = "rejoin" in faults and faults & (BACKWARDS | {"timeout", "rollback"})
     # killed after the first of two calls was recorded, and then no call at all: nobody knows of the other rows
     half_recorded = {"double", "skip"} <= faults
-    return ("LOST",) if lost_and_set_back or half_recorded else ()
+    # with the target, the other query's fence and what it had written went back: the two meet only at a later epoch
+    went_back = "copy" in faults and faults & BACKWARDS
+    return (*(("LOST",) if lost_and_set_back or half_recorded else ()), *(("MIXED", "DUPLICATE") if went_back else ()))
 
 
 def verdict(simulation: Simulation, plan: Plan) -> list[str]:
