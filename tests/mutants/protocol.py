@@ -733,8 +733,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/sweep.py",
-        "                self._check.verify(name)\n",
-        "                pass\n",
+        "                    self._check.verify(name)\n",
+        "                    pass\n",
         SWEEP + " -k set_back",
         "rows that a target which was set back holds prepared, and nobody else has",
     ),

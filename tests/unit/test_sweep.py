@@ -10,7 +10,7 @@ import pytest
 from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
-from epochsink.errors import Fenced, PrepareFailed, WentBack
+from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.testing.local_sink import LocalParticipant
 
 if TYPE_CHECKING:
@@ -98,6 +98,19 @@ def test_what_a_target_that_was_set_back_holds_prepared_of_an_old_epoch_is_left(
         # the query shows why it failed; its next start shows this
         driver.abandon(epoch)
     assert query.sink.prepared() == prepared
+
+
+def test_a_target_that_holds_nothing_to_end_is_not_asked_for_its_marker(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the query outlives it if that target is down while the stream idles."""
+    driver = query.driver()
+
+    def fail(*_: object) -> None:
+        raise OutcomeUnknown("the marker cannot be read")
+
+    monkeypatch.setattr(LocalParticipant, "verify_applied", fail)
+    driver.tidy()
 
 
 def test_the_spooled_rows_of_a_recorded_epoch_stay_until_it_is_done(query: Query) -> None:
