@@ -168,8 +168,7 @@ class Participant(ABC):
     def leftovers(self, sink: str) -> list[str]:
         """Return what is prepared or staged for a sink, of any generation, one line each. Changes nothing.
 
-        Called like `newest` before a ledger begins on a checkpoint that already holds decided epochs, and before a
-        sweep, which compares the target with the ledger if there is anything.
+        Called before a ledger begins beside decided epochs, and before a sweep, which compares first if there is any.
         """
 
     def in_target(self) -> Sequence[Remnant]:
