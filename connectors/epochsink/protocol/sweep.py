@@ -53,7 +53,7 @@ class Sweep:
             _log.warning("leftovers of losing tasks stay for the next sweep: %s", failure)
 
     def all(self) -> None:
-        """Abort what the ledger, read now, does not name. For an attempt that has failed."""
+        """Abort what the ledger, read now, does not name, after an attempt has failed."""
         with self._run.queue.alone():
             self._end_unrecorded()
 
