@@ -135,7 +135,8 @@ def test_a_task_that_fails_leaves_the_end_to_the_sweep_if_a_broker_may_still_rea
     monkeypatch.setattr(producer, "_ABORT_SECONDS", 3.0)
     who, at = identity(), epoch(0)
     of = task(who, at)
-    slow = {"retry.backoff.ms": 1_000, "linger.ms": 0}
+    # the second try is to come after the abort, on a slow machine too
+    slow = {"retry.backoff.ms": 30_000, "retry.backoff.max.ms": 30_000, "linger.ms": 0}
     failing: Any = replace(sink, bootstrap_servers=proxy.bootstrap_servers, options=slow).writer(of)
     caught = proxy.catch(Api.PRODUCE, fate)
     failing.write(rows("late"))

@@ -9,7 +9,7 @@ import pytest
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import Kafka, NewTopic, client_options, producer
-from epochsink.kafka.client_options import for_kafka_python
+from epochsink.kafka.client_options import for_kafka_python, merged
 from epochsink.sink import Identity
 
 PASSWORD = "canary-s3cr3t"
@@ -104,6 +104,22 @@ def test_options_reach_the_drivers_client_under_its_names() -> None:
         "client_id": "me",
         "request_timeout_ms": 7000,
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "timeout", "expected"),
+    [
+        ({}, 2, "2000"),
+        ({}, 120, "60000"),  # librdkafka refuses more than the transaction timeout
+        ({}, 0.001, "1000"),
+        ({"socket.timeout.ms": "7000"}, 2, "7000"),
+    ],
+)
+def test_a_task_waits_for_an_answer_as_long_as_timeout_says(
+    options: dict[str, str], timeout: float, expected: str
+) -> None:
+    """By default, librdkafka would wait for the answer to a marker as long as the transaction may be open."""
+    assert merged(options, "b:9092", "id", 60_000, timeout)["socket.timeout.ms"] == expected
 
 
 def test_a_secret_crosses_to_the_executors_and_shows_nowhere() -> None:

@@ -156,6 +156,8 @@ BATCH_BYTES: Final = 1 << 20
 STATISTICS_MS: Final = 50
 """Milliseconds between librdkafka's statistics. Only they contain the producer's id and epoch."""
 
+_SHORTEST_ANSWER_MS: Final = 1_000
+
 _FORCED: Final = {
     "enable.idempotence": "true",
     "statistics.interval.ms": str(STATISTICS_MS),
@@ -175,13 +177,22 @@ _DEFAULTS: Final = {
 
 
 def merged(
-    options: Mapping[str, str], bootstrap_servers: str, transactional_id: str, transaction_timeout_ms: int
+    options: Mapping[str, str],
+    bootstrap_servers: str,
+    transactional_id: str,
+    transaction_timeout_ms: int,
+    timeout: float,
 ) -> dict[str, str]:
-    """Return all settings of a producer."""
+    """Return all settings of a producer. ``timeout`` (seconds) is how long it waits for the answer to a request."""
+    answer_ms = max(_SHORTEST_ANSWER_MS, round(1000 * timeout))
     return (
         _DEFAULTS
-        # as long as the transaction may be open, for a slow broker or one with a quota
-        | {"delivery.timeout.ms": str(transaction_timeout_ms)}
+        | {
+            # as long as the transaction may be open, for a slow broker or one with a quota
+            "delivery.timeout.ms": str(transaction_timeout_ms),
+            # librdkafka would wait almost as long as the transaction may be open, if need be for minutes
+            "socket.timeout.ms": str(min(answer_ms, transaction_timeout_ms)),
+        }
         | dict(options)
         | _FORCED
         | {

@@ -70,7 +70,7 @@ class TransactionalProducer:
         self._marking = False
         self._made_at = time.monotonic()
         self._native = self._connectable(
-            client_options.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
+            client_options.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms, timeout)
         )
         queue: int = self._rdkafka.queue_get_main(self._native)
         # None is the main queue; otherwise librdkafka would write its log to stderr
