@@ -15,7 +15,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import elasticsearch_rig
 import pytest
@@ -27,8 +27,8 @@ from epochsink import failpoints
 from epochsink.elasticsearch import Elasticsearch, applied_epochs, committer
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolDamaged, SpoolMissing, WentBack
-from epochsink.identity import identity_key, marker_document
+from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, RowsRejected, SpoolDamaged, SpoolMissing, WentBack
+from epochsink.identity import claim_document, identity_key, marker_document
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, LastDone, Outcome, Task
 from epochsink.testing.sink_rig import OneSink
@@ -247,6 +247,26 @@ def test_a_slow_driver_that_writes_over_a_changed_document_does_not_undo_a_later
         assert slow.commit(first).outcome is Outcome.UNKNOWN
     assert overtaken
     assert rig.stored() == {"d0": {"n": 3}, "d9": {"n": 9}}
+
+
+def test_a_driver_that_was_superseded_does_not_write_over_its_successors_document_after_a_restore(rig: Rig) -> None:
+    """The restored index of markers shows no later epoch than its own, but the ledger shows the successor."""
+    first = rig.prepare(0, [rendered([("d0", {"n": 0})])])
+    with closing(rig.another_driver()) as successor:
+        assert successor.commit(first).outcome is Outcome.COMMITTED
+        successor.apply(1, [rendered([("d0", {"n": 1})])])
+    key = identity_key(rig.identity)
+    with closing(connect(rig.sink)) as client:
+        for document in (marker_document(key), claim_document(key)):
+            client.delete(index=applied_epochs.INDEX, id=document)
+
+    def stop() -> NoReturn:
+        raise Fenced("another driver has taken over this checkpoint")
+
+    rig.committer.participant.require_ours = stop
+    with pytest.raises(Fenced):
+        rig.commit(first)
+    assert rig.stored() == {"d0": {"n": 1}}
 
 
 def test_a_deleted_document_can_come_back_in_a_later_epoch(rig: Rig) -> None:

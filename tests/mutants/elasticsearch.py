@@ -6,6 +6,7 @@ from mutants.mutant import Mutant
 
 BULK_BODY = "tests/unit/test_elasticsearch_bulk_body.py"
 BULK_REQUEST = "tests/unit/test_elasticsearch_bulk_request.py"
+COMMIT = "tests/integration/test_elasticsearch_commit.py"
 COMMITTABLE = "tests/unit/test_elasticsearch_committable.py"
 DEDUPLICATE = "tests/unit/test_elasticsearch_deduplicate.py"
 EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
@@ -301,6 +302,13 @@ MUTANTS: list[Mutant] = [
         "            pass\n",
         f"{EPOCHS} -k changed_elsewhere",
         "rows that are dropped, because their documents were changed elsewhere",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "        self._require_ours()\n",
+        "",
+        f"{COMMIT} -k superseded",
+        "a document of its successor, which a driver overwrites after a restore",
     ),
     Mutant(
         "elasticsearch/dead_letter.py",

@@ -32,6 +32,13 @@ MUTANTS: list[Mutant] = [
         CLI + " -k by_word",
         "a target that was set back and gets a newer epoch by word: it looks whole, and the epochs between are lost",
     ),
+    Mutant(
+        "cli/operation.py",
+        "        participant.require_ours = self.ledger.verify\n",
+        "",
+        CLI + " -k still_ours",
+        "newer documents, which a command writes over after a restore though a driver has taken over",
+    ),
     # ---- the age of what readers wait for
     Mutant(
         "protocol/progress_tracker.py",

@@ -704,6 +704,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/run_state.py",
+        "            participant.require_ours = self.ledger.verify\n",
+        "            pass\n",
+        RUN_STATE,
+        "newer documents, which a superseded driver writes over after a restore",
+    ),
+    Mutant(
+        "protocol/run_state.py",
         "share.parts if only is None else [share.parts[index] for index in only[name]]",
         "share.parts",
         COMMITS,

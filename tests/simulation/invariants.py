@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, LogIncomplete, OutcomeUnknown, SpoolMissing, WentBack
+from epochsink.protocol.commits import REPLAY_TURNS
 from epochsink.protocol.ledger import FOLDER
 from epochsink.protocol.retained import Term
 from epochsink.sink import Epoch
@@ -177,12 +178,15 @@ def _left(
     return [one for one in found if one is not None and one.generation <= newest]
 
 
-def _names_an_older_copy(error: str) -> bool:
-    """Whether an error that is not WentBack is right after an older copy was restored.
+def _is_right(error: str, faults: set[str], plan: Plan) -> bool:
+    """Whether an error is right, of which no fault's own excuse says so.
 
-    Spark itself misses its offsets; or a marker names the replay of which the older ledger has no record.
+    After an older copy was restored, Spark itself misses its offsets, or a marker names the replay of which the older
+    ledger has no record. And who takes away what is prepared as often as epochsink prepares it again is told so.
     """
-    return "offsets" in error or "the marker of attempt" in error
+    taken = sum(fault[0] in {"rollback", "timeout"} for _, fault in plan)
+    worn_out = taken >= REPLAY_TURNS and "lost each time" in error
+    return worn_out or (bool(faults & {"restore", "ledger"}) and ("offsets" in error or "the marker of" in error))
 
 
 def _of_copies(simulation: Simulation) -> tuple[str, ...]:
@@ -202,12 +206,17 @@ def _beyond_knowing(faults: set[str]) -> tuple[str, ...]:
     half_recorded = {"double", "skip"} <= faults
     # with the target, the other query's fence and what it had written went back: the two meet only at a later epoch
     went_back = "copy" in faults and faults & BACKWARDS
-    return (*(("LOST",) if lost_and_set_back or half_recorded else ()), *(("MIXED", "DUPLICATE") if went_back else ()))
+    # an older ledger takes done epochs for pending, and the markers are deleted that would show that they are done
+    forgotten = "unmark" in faults and faults & {"ledger", "restore"}
+    return (
+        *(("LOST",) if lost_and_set_back or half_recorded else ()),
+        *(("MIXED", "DUPLICATE") if went_back else ()),
+        *(("DUPLICATE",) if forgotten else ()),
+    )
 
 
 def verdict(simulation: Simulation, plan: Plan) -> list[str]:
     """Return the violations of a history, among them errors that the faults which struck do not excuse."""
-    del plan
     excused = tuple({error for fault in simulation.faults for error in EXCUSES.get(fault, ())})
     if simulation.faults & BACKWARDS and simulation.faults & {"restore", "ledger"}:
         # an epoch that an older ledger takes for pending, and a target that has forgotten it
@@ -226,8 +235,7 @@ def verdict(simulation: Simulation, plan: Plan) -> list[str]:
     found += [
         f"LOUD {type(stop).__name__}: {stop}"
         for stop in stops
-        if not isinstance(stop, excused)
-        and not (simulation.faults & {"restore", "ledger"} and _names_an_older_copy(str(stop)))
+        if not isinstance(stop, excused) and not _is_right(str(stop), simulation.faults, plan)
     ]
     # what a copy of the query has prepared stays where its generation is the newer one: an operator has to end it
     waits = {"copy", "clock"} <= simulation.faults

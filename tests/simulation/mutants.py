@@ -413,6 +413,12 @@ MUTANTS = (
         "F",
         ((112, ("outside", "F")),),
     ),
+    Mutant(
+        "who writes over a newer document does not ask the ledger",
+        Variant(ports={"F": world.SearchAsksNoLedger}),
+        "F",
+        ((38, ("pause", 999, 4)), (96, ("back", "F", 1))),
+    ),
     # against users
     Mutant(
         "nobody asks what Spark decided alone",

@@ -76,6 +76,7 @@ class PortBase:
         self.options = world.options
         self._key = ""
         self._identity = Identity("", "")
+        self.require_ours: Callable[[], object] = lambda: None
 
     @property
     def key(self) -> str:

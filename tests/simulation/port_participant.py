@@ -41,7 +41,9 @@ class PortParticipant(Participant):
 
     def open(self, identity: Identity) -> None:
         """Tell the port."""
-        self.members[identity.sink].open(identity)
+        port = self.members[identity.sink]
+        port.require_ours = self.require_ours
+        port.open(identity)
 
     def fence(self) -> None:
         """Have each port take its fence."""

@@ -160,6 +160,7 @@ class SearchPort(PortBase):
                 # after the look: what a later epoch has written in between would be taken for a stranger's
                 if self._is_overtaken(epoch):
                     return False
+                self.require_ours()
                 newer = partial(target.write_newer, max(stored, version) + 1, name, row)
                 if twice(partial(self._step, f"{self.letter} newer", newer)):
                     break

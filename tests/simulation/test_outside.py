@@ -102,6 +102,32 @@ def test_a_failover_after_a_replay_has_sent_its_rows_and_before_it_is_recorded()
     assert verdict(play(plan, "K", 2), plan) == []
 
 
+def test_what_is_rolled_back_as_often_as_it_is_prepared_again_stops_the_query_and_is_not_lost() -> None:
+    plan: plans.Plan = (
+        (23, ("rollback",)),
+        (30, ("delay", 128)),
+        (46, ("rollback",)),
+        (65, ("rollback",)),
+        (68, ("rollback",)),
+    )
+    simulation = play(plan, "P", 2, WAITING)
+    assert verdict(simulation, plan) == []
+    assert "prepared again 4 times, and lost each time" in str(simulation.loud)
+
+
+def test_an_older_ledger_and_deleted_markers_leave_nothing_that_would_show_a_done_epoch() -> None:
+    """A limit: the rows are written twice. Either of the two mistakes alone doubles none."""
+    older, unmarked = (54, ("ledger", 0)), (14, ("unmark", "A"))
+    both: plans.Plan = (unmarked, older)
+    simulation = play(both, "AB", 0, WAITING)
+    assert "DUPLICATE A" in simulation.anomalies
+    assert verdict(simulation, both) == []
+    for one in both:
+        alone = play((one,), "AB", 0, WAITING)
+        assert not alone.anomalies
+        assert verdict(alone, (one,)) == []
+
+
 @pytest.mark.parametrize("sinks", EACH)
 def test_the_users_function_skips_an_epoch(sinks: str) -> None:
     """Likewise."""

@@ -350,6 +350,14 @@ class SearchOtherOptions(SearchPort):
         return self.options
 
 
+class SearchAsksNoLedger(KeyedSearchPort):
+    """Asks only the marker whether a later epoch has written a document: a restore may have taken the marker away."""
+
+    def open(self, identity: Identity) -> None:
+        super().open(identity)
+        self.require_ours = lambda: None
+
+
 class SearchGivesWay(KeyedSearchPort):
     """Takes every 409 for a later epoch of its own."""
 

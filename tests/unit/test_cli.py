@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import obstore.store
 import psycopg
@@ -1032,6 +1032,24 @@ def test_resolve_fences_the_driver(kit: CheckpointKit, run: Callable[..., Result
     assert run("resolve", "0", "--sink", "table", "--as", "committed", "--yes").exit_code == 0
     with pytest.raises(Fenced):
         kit.coordinator.commit_decided()
+
+
+def test_resolve_lets_a_sink_ask_whether_the_ledger_is_still_ours(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elasticsearch asks before it writes over a document."""
+    kit.record(0, {"table": rows(1)})
+    kit.decide(0)
+
+    def overtaken(self: FolderParticipant, *_arguments: object) -> NoReturn:
+        Ledger(LocalStorage(kit.root), "another").take(kit.query_id, {}, -1)
+        self.require_ours()
+        pytest.fail("another driver has the ledger")
+
+    monkeypatch.setattr(FolderParticipant, "commit_part", overtaken)
+    result = run("resolve", "0", "--sink", "table", "--as", "committed", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "another driver has taken over this checkpoint" in said(result)
 
 
 # ---- abandon

@@ -125,6 +125,15 @@ def test_a_stream_with_work_or_a_failure_is_not_idle(what: str) -> None:
         assert not idle
 
 
+def test_a_participant_can_ask_whether_its_driver_still_has_the_ledger(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    (participant,) = query.driver()._run.participants
+    participant.require_ours()
+    query.driver()
+    with pytest.raises(Fenced):
+        participant.require_ours()
+
+
 def test_a_superseded_driver_concludes_nothing(tmp_path: Path) -> None:
     query = Query(tmp_path)
     older = query.driver()

@@ -98,6 +98,7 @@ class Operation(ABC):
     def open(self, participant: Participant, take: Take) -> None:
         """Tell a participant who its sinks are in the generation of a take."""
         refuse_other_kind(participant, take.origins)
+        participant.require_ours = self.ledger.verify
         pipeline = pipeline_name(self.place.location)
         for name in participant.members:
             who = Identity(self.place.query_id, name, take.generation, take.origins[name], pipeline)

@@ -22,7 +22,7 @@ from epochsink.errors import OutcomeUnknown, RowsRejected
 from epochsink.sink import NotCarriedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import elasticsearch
     import numpy as np
@@ -45,7 +45,7 @@ class Application:
 
     ``kept`` is the marker that was read before, ``found`` the index that was read after it. ``executors`` send the
     requests of a large epoch; None means that this process sends all of them. ``pace`` is that of the sink's requests.
-    ``runs`` counts the runs that have begun.
+    ``require_ours`` as in `Participant`. ``runs`` counts the runs that have begun.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class Application:
         found: target_index.Target | target_index.Targets | Stream,
         pace: Pace,
         executors: Executors | None = None,
+        require_ours: Callable[[], object],
     ) -> None:
         self._client = client
         self._config = config
         self._identity = identity
         self._epoch = epoch
         self._prepared = prepared
+        self._require_ours = require_ours
         self._kept = kept
         self._found = found
         self._pace = pace
@@ -313,6 +315,11 @@ class Application:
                 hint="find out what changed or removed spool files; `epochsink resolve` lists the choices",
             )
 
+    def _stop_if_overtaken(self) -> None:
+        """Raise `Overtaken` or `Fenced`: after a restore no marker may show the later epochs, but the ledger does."""
+        self._lookout.now()
+        self._require_ours()
+
     def _judge(self, refusals: Sequence[Refusal]) -> None:
         others = [refusal for refusal in refusals if not refusal.conflict]
         # In a data stream, the _id names the attempt: a document that exists is the one to write.
@@ -324,7 +331,7 @@ class Application:
                 self._found.posted_to,
                 base=base,
                 version=base + self._epoch.number,
-                stop_if_overtaken=self._lookout.now,
+                stop_if_overtaken=self._stop_if_overtaken,
             )
             others += changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
         if others and self._dead_letters is not None:

@@ -2,8 +2,8 @@
 
 Each write by another program (`_update`, a delete) raises a document's version by one. After two of them the version is
 above that of the next epoch, and the server refuses that epoch's row with 409. If the marker still names an earlier
-epoch, the document was changed elsewhere: the row overwrites it with a version one higher. Documents of another sink
-have versions with another base. They are left alone and stop the query.
+epoch and this driver still has the ledger, the document was changed elsewhere: the row overwrites it with a version one
+higher. Documents of another sink have versions with another base. They are left alone and stop the query.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def stored_versions(client: elasticsearch.Elasticsearch, index: str, conflicts: 
 class ChangedElsewhere:
     """Writes the refused rows of one epoch.
 
-    ``stop_if_overtaken`` raises if another driver has applied the epoch in the meantime.
+    ``stop_if_overtaken`` raises if another driver has taken over, or has applied the epoch in the meantime.
     """
 
     def __init__(

@@ -274,6 +274,7 @@ class ElasticsearchCommitter(Participant):
             found=found,
             pace=self._pace,
             executors=self.executors,
+            require_ours=self.require_ours,
         )
         try:
             set_aside = application.run(rows)

@@ -184,6 +184,8 @@ class RunState:
     """The epochs that this run has recorded and not committed yet."""
 
     def __post_init__(self) -> None:
+        for participant in self.participants:
+            participant.require_ours = self.ledger.verify
         self.participant_of = {name: one for one in self.participants for name in one.members}
         repaired = [name for name, one in self.participant_of.items() if one.repairs]
         self.retention = Retention(self.spool, self.query_id, repaired)

@@ -113,6 +113,8 @@ class Participant(ABC):
         self.members = dict(members)
         """The sinks, or their configurations, by name, in the order of the query."""
         self.identities: dict[str, Identity] = {}
+        self.require_ours: Callable[[], object] = lambda: None
+        """Raises `Fenced` if another driver has the ledger. Set by the driver, for writes that nothing else refuses."""
 
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare one sink's configuration and the schema of its rows with the live target; before `open`.
@@ -278,11 +280,10 @@ class Participant(ABC):
 
     @abstractmethod
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Abort everything of these sinks (any generation up to ours) that ``keep`` does not name.
+        """Abort what these sinks have (any generation up to ours) and ``keep`` does not name; return a line for each.
 
         ``keep`` lists the parts of recorded epochs that are not done, ``done`` those of done epochs. If a part of
         ``done`` is still prepared, the target was set back: the part is never aborted, and `WentBack` is raised.
-        Return one line for each aborted thing.
         """
 
     def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
@@ -290,8 +291,7 @@ class Participant(ABC):
 
         Called after `commit`, before `await_visible`, beside an attempt at the following epoch, which continues. If
         there is something to abort, ``recorded`` reads the ledger again and returns ``keep`` and ``done`` of
-        `abort_orphans`, whose rules hold; it raises `Fenced` if another driver has the ledger. Return one line for each
-        thing ended.
+        `abort_orphans`, whose rules hold and whose lines are returned; it raises `Fenced` if the ledger is not ours.
         """
         return []
 
