@@ -39,6 +39,13 @@ MUTANTS: list[Mutant] = [
         CLI + " -k still_ours",
         "newer documents, which a command writes over after a restore though a driver has taken over",
     ),
+    Mutant(
+        "cli/accept.py",
+        "            raise other_input(known.epoch)\n",
+        "            pass\n",
+        "tests/unit/test_consistency.py -k not_all_that_is_lacking",
+        "epochs accepted behind one that has other input, whose new rows are in no sink",
+    ),
     # ---- the age of what readers wait for
     Mutant(
         "protocol/progress_tracker.py",

@@ -170,6 +170,20 @@ MUTANTS: list[Mutant] = [
         CONSISTENCY,
         "rows of an epoch that Spark decided without us, and of which the ledger knows only the number",
     ),
+    Mutant(
+        "protocol/consistency.py",
+        "            self.refuse_other_newest(history)\n",
+        "",
+        CONSISTENCY,
+        "new input of an older epoch, which whoever accepts the later ones does not know to be in no sink",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "            self._check.refuse_other_newest(history)\n",
+        "",
+        CONSISTENCY,
+        "the same, told by the run whose function has caught the error",
+    ),
     # ---- the spool
     Mutant(
         "protocol/spool.py",

@@ -208,10 +208,13 @@ def _beyond_knowing(faults: set[str]) -> tuple[str, ...]:
     went_back = "copy" in faults and faults & BACKWARDS
     # an older ledger takes done epochs for pending, and the markers are deleted that would show that they are done
     forgotten = "unmark" in faults and faults & {"ledger", "restore"}
+    # brokers that have lost the task's producer and rows give the same producer to another attempt, with the same rows
+    twins = "loser" in faults and faults & {"back", "failover"}
     return (
         *(("LOST",) if lost_and_set_back or half_recorded else ()),
         *(("MIXED", "DUPLICATE") if went_back else ()),
         *(("DUPLICATE",) if forgotten else ()),
+        *(("ABORTED READ K", "MIXED") if twins else ()),
     )
 
 

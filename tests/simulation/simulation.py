@@ -424,8 +424,8 @@ class Simulation(Scheduler):
         return repair.refusal is None or "nothing to repair" in str(repair.refusal)
 
     def _lacks_only_what_was_left_out(self) -> bool:
-        """Whether the ledger is no older copy: of that, the error tells the operator to restore the newer one."""
-        if "the ledger is the older copy" in str(self.loud):
+        """Whether the error tells the operator to accept epochs, and not to restore the newer copy."""
+        if "epochsink accept CHECKPOINT" not in str(self.loud) or "the ledger is the older copy" in str(self.loud):
             return False
         recorded = recorded_epochs(self.world.files)
         later = {int(name) for name in self.world.files.get("commits", {}) if int(name) > max(recorded, default=-1)}

@@ -78,6 +78,21 @@ def test_an_epoch_of_a_restored_checkpoint_that_is_left_out_is_not_the_one_that_
     assert "recorded with other offsets" in str(simulation.loud)
 
 
+def test_epochs_left_out_behind_one_of_a_restored_checkpoint_do_not_hide_that_it_has_other_input() -> None:
+    plan: plans.Plan = ((93, ("swallow",)), (106, ("restore", 0, 1, 0)))
+    simulation = play(plan, "PE", 1, WAITING)
+    assert verdict(simulation, plan) == []
+    assert "epoch 1 is recorded with other offsets" in str(simulation.loud)
+
+
+def test_brokers_that_lose_acknowledged_writes_may_commit_a_tasks_twin_instead_and_its_rows_once() -> None:
+    """A limit: they give both attempts the same id, producer and epoch; the rows are those of one input."""
+    plan: plans.Plan = ((115, ("failover", "K", 2)), (115, ("loser", 0, 0)))
+    simulation = play(plan, "KP", 0, WAITING)
+    assert "ABORTED READ K" in simulation.anomalies
+    assert verdict(simulation, plan) == []
+
+
 def test_what_comes_late_from_a_driver_whose_ledger_is_lost_stays_if_its_clock_was_ahead() -> None:
     """It has a later generation than the next driver, which therefore does not end it; no row is lost or doubled."""
     plan: plans.Plan = ((23, ("clock",)), (24, ("delay", 64)), (25, ("ledger", -1)), (115, ("pause", 4, 8)))

@@ -199,6 +199,45 @@ def test_an_epoch_decided_without_us_is_not_the_one_of_its_number_that_the_ledge
     assert ids(sink) == [0, 1]
 
 
+@pytest.mark.parametrize("noticed", ["in the same run", "as the stream ends", "at the next start"])
+def test_epochs_decided_without_us_are_not_all_that_is_lacking_behind_one_with_other_input(
+    kit: CheckpointKit, sink: LocalSink, noticed: str
+) -> None:
+    """Whoever accepts them would believe that only their own rows are in no sink."""
+    for number in range(2):
+        run(kit, number)
+    (kit.root / "commits" / "1").unlink()
+    kit.coordinator = kit.start()
+    offsets = kit.root / "offsets" / "1"
+    offsets.write_text(offsets.read_text().replace('{"0":1}', '{"0":7}'))
+    kit.decide(1)
+    plan_offsets(kit, 2)
+    other = pytest.raises(WentBack, match="epoch 1 is recorded with other offsets")
+    if noticed == "in the same run":
+        with other:
+            kit.coordinator.settle(2)
+        # the user's function has caught that
+        kit.decide(2)
+        with other:
+            kit.coordinator.commit_decided()
+    else:
+        kit.decide(2)
+        with other:
+            if noticed == "as the stream ends":
+                kit.coordinator.drain()
+            else:
+                kit.start()
+    assert ids(sink) == [0, 1]
+    typed = CliRunner().invoke(app, ["accept", str(kit.root), "2", "--yes"])
+    assert typed.exit_code == 1
+    assert "epoch 1 is recorded with other offsets" in typed.output
+    assert kit.history().skipped == -1
+    # of what Spark has purged, nobody can say that it was other input
+    offsets.unlink()
+    with pytest.raises(WentBack, match="epoch 2 was decided without ExactlyOnce"):
+        kit.start()
+
+
 def test_a_ledger_that_has_lost_a_decided_epoch_is_not_taken_for_a_function_that_left_it_out(
     kit: CheckpointKit, sink: LocalSink
 ) -> None:

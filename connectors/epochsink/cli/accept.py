@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from epochsink.cli.operation import Operation, log, names
 from epochsink.errors import ConfigurationError
+from epochsink.protocol.consistency import other_input
 from epochsink.protocol.ledger_entries import Resolved, Skipped
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def accepted_epoch(text: str) -> int:
 class Acceptance(Operation):
     """One statement about the past; ``sink`` is None for epochs decided without this package.
 
-    Raises `ConfigurationError` unless the statement is about the newest epoch in question.
+    Raises `ConfigurationError` unless the statement is about the newest epoch in question, and `WentBack` if the ledger
+    has its newest epoch with other input than the checkpoint.
     """
 
     verb = "accept"
@@ -67,6 +69,16 @@ class Acceptance(Operation):
                 f"there is nothing to accept for epoch {self._number}",
                 hint=f"name epoch {newest}" if newest > history.newest else "add --sink NAME to accept a target",
             )
+        self._verify_input(history)
+
+    def _verify_input(self, history: History) -> None:
+        """Refuse if an older copy of the checkpoint was restored: it lacks more than the epochs that are accepted."""
+        known = history.epochs.get(history.newest)
+        # as long as Spark keeps what the input was
+        if known is None or known.epoch <= history.skipped or not self.place.checkpoint.has_offsets(known.epoch):
+            return
+        if known.offsets != self.place.checkpoint.offsets_digest(known.epoch):
+            raise other_input(known.epoch)
 
     def _verify_target(self, history: History, sink: str) -> None:
         """Refuse all but the sink's newest done epoch, and the decided one that is recorded after it."""

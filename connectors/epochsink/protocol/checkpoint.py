@@ -91,6 +91,10 @@ class Checkpoint:
         begins, ends = (self.offsets_text(each)[:_SOURCE_CHARACTERS] for each in (epoch - 1, epoch))
         return f"{begins or 'the beginning'} to {ends}"
 
+    def has_offsets(self, epoch: int) -> bool:
+        """Return whether the checkpoint says what the input of an epoch is: Spark purges that of old epochs."""
+        return bool(self._files.read(f"offsets/{epoch}"))
+
     def offsets_digest(self, epoch: int, *, durable: bool = False) -> str:
         """Return a digest of the input of an epoch: each source's offsets, and the watermark that it started with.
 

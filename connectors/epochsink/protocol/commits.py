@@ -62,7 +62,9 @@ class Commits:
             return
         self._run.queue.raise_failure()
         # read again: the append that raised may have recorded it after all
-        if number > self._run.ledger.verify().newest:
+        history = self._run.ledger.verify()
+        if number > history.newest:
+            self._check.refuse_other_newest(history)
             raise consistency.decided_without_us(number, number, attempted=number)
 
     def drain(self) -> None:

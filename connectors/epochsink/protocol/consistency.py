@@ -38,6 +38,7 @@ class AppliedCheck:
         """Raise `WentBack` if Spark has decided an epoch that the ledger does not know."""
         decided = self._run.checkpoint.newest_decided()
         if decided > history.newest:
+            self.refuse_other_newest(history)
             # before `conclude` verifies the ledger: so these attempts are not another driver's
             spooled = [attempt.number for attempt in self._run.spool.attempts(self._run.query_id)]
             raise self._run.conclude(self._why_undocumented(history.newest, decided, spooled))
@@ -51,6 +52,14 @@ class AppliedCheck:
         known = history.epochs.get(before)
         if known is not None and before != self._run.settled and before > history.skipped:
             self.refuse_other_input(known)
+
+    def refuse_other_newest(self, history: History) -> None:
+        """Raise `WentBack` likewise for the newest epoch that the ledger knows, unless Spark has purged its input.
+
+        Before epochs are called decided without us: an operator would accept these, and not know of the new input.
+        """
+        if self._run.checkpoint.has_offsets(history.newest):
+            self.refuse_other_past(history, history.newest)
 
     def refuse_other_input(self, recorded: Prepared) -> None:
         """Raise `WentBack` if the checkpoint has other input for an epoch than the ledger."""
