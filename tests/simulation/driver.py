@@ -211,7 +211,8 @@ class Driver(Process):
         # a query that catches up takes larger batches, so that the same epoch may get other input
         end = min(start + SLOTS + self.simulation.catching_up, total)
         alone = self.simulation.undocumented(self.folders).intersection(self.swallowed)
-        told = len(alone) <= max(1, self.simulation.swallows)
+        # each fault may fail an epoch of its own, and that error is swallowed too
+        told = len(alone) <= max(1, self.simulation.struck)
         if self.simulation.schedule == 0 and not told and "pause" not in self.simulation.faults:
             self.simulation.flag("UNHEARD: Spark goes on and on without us")
         if not self.files.create(f"offsets/{number}", offsets_file(start, end)):

@@ -464,7 +464,11 @@ def recorded_epochs(files: Folders) -> set[int]:
 
 def has_other_input(files: Folders, number: int) -> bool:
     """Whether the ledger has an epoch with other offsets: those of an older copy of the checkpoint, gone on from."""
-    digest = Checkpoint(MemoryFiles(files, at_once)).offsets_digest(number)
+    checkpoint = Checkpoint(MemoryFiles(files, at_once))
+    if not checkpoint.has_offsets(number):
+        # of an older copy, and Spark has not planned it anew
+        return False
+    digest = checkpoint.offsets_digest(number)
     entries = map(entry_of, files.get(FOLDER, {}).values())
     return all(
         entry["offsets"] != digest for entry in entries if (entry["entry"], entry.get("epoch")) == ("prepared", number)

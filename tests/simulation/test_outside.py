@@ -53,6 +53,13 @@ def test_the_users_function_swallows_our_errors(sinks: str) -> None:
     every_step(sinks, ("swallow",))
 
 
+def test_each_error_that_is_swallowed_may_leave_an_epoch_out_before_the_query_ends() -> None:
+    plan: plans.Plan = ((23, ("swallow",)), (31, ("err",)))
+    simulation = play(plan, "E", 0, WAITING)
+    assert verdict(simulation, plan) == []
+    assert "decided without ExactlyOnce" in str(simulation.said[0])
+
+
 def test_an_older_ledger_is_not_accepted_because_an_error_was_swallowed_too() -> None:
     """Of an epoch that nobody left out, the error says to restore the newer copy, which has its rows."""
     plan: plans.Plan = ((51, ("swallow",)), (62, ("ledger", 0)))

@@ -58,7 +58,7 @@ class AppliedCheck:
 
         Before epochs are called decided without us: an operator would accept these, and not know of the new input.
         """
-        if self._run.checkpoint.has_offsets(history.newest):
+        if history.newest in history.epochs and self._run.checkpoint.has_offsets(history.newest):
             self.refuse_other_past(history, history.newest)
 
     def refuse_other_input(self, recorded: Prepared) -> None:

@@ -289,9 +289,9 @@ class Participant(ABC):
     def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
         """Abort what keeps readers from a committed epoch: attempts that lost, where a reader waits for their end.
 
-        Called after `commit`, before `await_visible`, beside an attempt at the following epoch, which continues. If
-        there is something to abort, ``recorded`` reads the ledger again and returns ``keep`` and ``done`` of
-        `abort_orphans`, whose rules hold and whose lines are returned; it raises `Fenced` if the ledger is not ours.
+        Called after `commit`, before `await_visible`, beside an attempt at the following epoch, which continues. The
+        rules of `abort_orphans` hold; return lines as it does. Its ``keep`` and ``done`` are what ``recorded`` returns,
+        which reads the ledger again: call it if there is something to abort. It raises `Fenced` if we lost the ledger.
         """
         return []
 
