@@ -41,10 +41,10 @@ def refusal(config: Kafka, *batches: pa.RecordBatch) -> PrepareFailed:
 def test_an_unknown_topic_is_named_at_once(kafka: KafkaService, fresh_topic: FreshName) -> None:
     missing = fresh_topic()
     began = time.monotonic()
-    found = refusal(config_for(kafka, missing), rows("a"))
+    found = refusal(replace(config_for(kafka, missing), timeout=60), rows("a"))
     assert isinstance(found, RowsRejected)
     assert f"topic '{missing}'" in str(found)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_row_without_a_topic_is_refused(kafka: KafkaService, topic: str) -> None:
@@ -139,4 +139,4 @@ def test_an_unreachable_broker_fails_the_task_within_the_timeout() -> None:
     assert not isinstance(found, RowsRejected)
     assert "127.0.0.1:1" in str(found)
     assert "Connection refused" in str(found)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30

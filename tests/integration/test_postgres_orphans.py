@@ -75,7 +75,8 @@ def test_a_long_reader_of_a_staging_table_does_not_hold_epochs_up(
         driver.committer.finish(written.epoch, parts)
         driver.committer.abort_orphans([])
         driver.run(1, orders(2))
-        assert time.monotonic() - began < 2
+        # the sink itself would wait for a lock for 60 s
+        assert time.monotonic() - began < 30
         assert pg_truth.staging(pg_schema) == [staging]
     driver.committer.abort_orphans([])
     assert pg_truth.staging(pg_schema) == []
