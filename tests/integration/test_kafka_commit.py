@@ -16,11 +16,11 @@ from kafka_kit import (
     ListRows,
     Reader,
     abort,
-    admin,
     commit,
     committed,
     committing,
     create_topic,
+    delete_markers,
     epoch,
     identity,
     prepare,
@@ -35,7 +35,6 @@ from kafka_kit import (
 from query_by_hand import Query
 
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
-from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.applied_epochs import Markers
 from epochsink.kafka.committable import KafkaCommittable
@@ -361,8 +360,7 @@ def test_a_marker_that_may_have_expired_proves_nothing(kafka: KafkaService, conf
         assert commit(committer, at, part) == COMMITTED
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
         abort(committer, later)
-        with admin(kafka.bootstrap_servers) as client:
-            client.delete_groups([marker_group(identity_key(who), 0, 0)])
+        delete_markers(kafka.bootstrap_servers, who)
         verdict = commit(committer, at, part | {"prepared_at": part["prepared_at"] - 8 * 86_400})
         assert verdict.outcome is Outcome.UNKNOWN
         assert "offsets.retention.minutes" in verdict.evidence

@@ -13,9 +13,9 @@ from kafka_kit import (
     NO_ROWS,
     ListRows,
     abort,
-    admin,
     commit,
     committing,
+    delete_markers,
     epoch,
     identity,
     prepare,
@@ -26,7 +26,6 @@ from kafka_kit import (
 )
 
 from epochsink.errors import Fenced, WentBack
-from epochsink.identity import identity_key, marker_group
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
@@ -116,8 +115,7 @@ def test_a_marker_deleted_before_the_first_epoch_is_done_doubles_nothing(
     part = prepare(topic_sink, task(who, at), rows("a"))
     with committing(topic_sink, who) as committer:
         assert commit(committer, at, part) == COMMITTED
-    with admin(kafka.bootstrap_servers) as client:
-        client.delete_groups([marker_group(identity_key(who), 0, 0)])
+    delete_markers(kafka.bootstrap_servers, who)
     with committing(replace(topic_sink, timeout=2), replace(who, generation=2)) as successor:
         successor.fence()
         successor.verify_applied(None, LastDone(0, at.attempt, (part,)))

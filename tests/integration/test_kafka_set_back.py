@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka_kit import (
     NO_ROWS,
-    admin,
     commit,
     committing,
     create_topic,
+    delete_markers,
     epoch,
     identity,
     prepare,
@@ -22,7 +22,6 @@ from kafka_kit import (
 
 from epochsink.devkit.services import LocalKafka
 from epochsink.errors import WentBack
-from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.sink import COMMITTED, LastDone
 
@@ -79,8 +78,7 @@ def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(
         assert commit(committer, first, parts[0]) == COMMITTED
         assert committer.commit(second, parts[1], NO_ROWS, done) == COMMITTED
         committer.await_visible(second, [parts[1]], done)
-        with admin(kafka.bootstrap_servers) as client:
-            client.delete_groups([marker_group(identity_key(who), 0, 0)])
+        delete_markers(kafka.bootstrap_servers, who)
         with pytest.raises(WentBack, match="shows None in place of"):
             committer.await_visible(second, [parts[1]], done)
         with pytest.raises(WentBack, match="no marker of this query"):

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from checkpoint_kit import CheckpointKit
 from confluent_kafka import Producer
-from kafka_kit import Reader, admin, create_topic, epoch, read_all, rows
+from kafka_kit import Reader, create_topic, delete_markers, epoch, read_all, rows
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
 from epochsink.devkit.services import LocalKafka
 from epochsink.errors import WentBack
-from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.sink import Identity, Keeping
 from epochsink.testing.sink_rig import OneSink
@@ -260,9 +259,7 @@ def test_a_compacted_topic_gets_its_epochs_again(set_back: Broker) -> None:
 
 def test_nothing_is_written_to_a_topic_that_has_rows_without_their_markers(set_back: Broker) -> None:
     query = set_back.unmarked
-    key = identity_key(Identity(query.kit.query_id, "sink"))
-    with admin(query.servers) as client:
-        client.delete_groups([marker_group(key, 0, parity) for parity in (0, 1)])
+    delete_markers(query.servers, Identity(query.kit.query_id, "sink"), parities=(0, 1))
     with pytest.raises(WentBack, match="no marker"):
         query.kit.start()
     answer = query.repair()

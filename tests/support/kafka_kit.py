@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from epochsink.errors import SpoolMissing
+from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task, write_all
@@ -182,6 +183,18 @@ def admin(servers: str) -> Iterator[KafkaAdminClient]:
         yield client
     finally:
         client.close()
+
+
+def delete_markers(servers: str, identity: Identity, parities: Sequence[int] = (0,)) -> None:
+    """Delete the groups with the markers of the first Spark partition; a coordinator may refuse at first."""
+    left = [marker_group(identity_key(identity), 0, parity) for parity in parities]
+    with admin(servers) as client:
+
+        def deleted() -> bool:
+            left[:] = [group for group, answer in client.delete_groups(left).items() if answer != "OK"]
+            return not left
+
+        wait_for(deleted, "the markers are deleted")
 
 
 def create_topic(servers: str, topic: str, partitions: int = 2, replicas: int = 1, **config: str) -> str:
