@@ -75,10 +75,13 @@ class PipelineProcess:
     def executor_of_stopped(self) -> int | None:
         """Return the id of the executor's JVM whose Python worker has stopped at a failpoint; None if none has."""
         for process in self._members():
-            if process.status() == psutil.STATUS_STOPPED:
-                above = [one for one in process.parents() if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
-                pid: int = above[0].pid
-                return pid
+            # one that ends while it is looked at is none
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_STOPPED:
+                    continue
+                for above in process.parents():
+                    if "CoarseGrainedExecutorBackend" in " ".join(above.cmdline()):
+                        return int(above.pid)
         return None
 
     @staticmethod
