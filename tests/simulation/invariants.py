@@ -185,8 +185,9 @@ def _is_right(error: str, faults: set[str], plan: Plan) -> bool:
     ledger has no record. And who takes away what is prepared as often as epochsink prepares it again is told so.
     """
     taken = sum(fault[0] in {"rollback", "timeout"} for _, fault in plan)
-    worn_out = taken >= REPLAY_TURNS and "lost each time" in error
-    return worn_out or (bool(faults & {"restore", "ledger"}) and ("offsets" in error or "the marker of" in error))
+    if taken >= REPLAY_TURNS and "lost each time" in error:
+        return True
+    return bool(faults & {"restore", "ledger"}) and ("offsets" in error or "the marker of attempt" in error)
 
 
 def _of_copies(simulation: Simulation) -> tuple[str, ...]:

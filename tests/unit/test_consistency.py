@@ -178,17 +178,23 @@ def test_an_epoch_decided_without_us_is_named_and_can_be_accepted(kit: Checkpoin
     assert ids(sink) == [0, 2]
 
 
-@pytest.mark.parametrize("noticed", ["in the same run", "at the next start"])
-def test_an_epoch_decided_without_us_is_not_the_one_of_its_number_that_the_ledger_knows(
-    kit: CheckpointKit, sink: LocalSink, noticed: str
-) -> None:
-    """An older copy of commits/ and offsets/ was put back, and epochsink/ stayed; now epoch 1 has more rows."""
+def give_other_input(kit: CheckpointKit) -> Path:
+    """Run two epochs, put an older copy of commits/ back, and give epoch 1 more rows; return its offsets file."""
     for number in range(2):
         run(kit, number)
     (kit.root / "commits" / "1").unlink()
     kit.coordinator = kit.start()
     offsets = kit.root / "offsets" / "1"
     offsets.write_text(offsets.read_text().replace('{"0":1}', '{"0":7}'))
+    return offsets
+
+
+@pytest.mark.parametrize("noticed", ["in the same run", "at the next start"])
+def test_an_epoch_decided_without_us_is_not_the_one_of_its_number_that_the_ledger_knows(
+    kit: CheckpointKit, sink: LocalSink, noticed: str
+) -> None:
+    """An older copy of commits/ and offsets/ was put back, and epochsink/ stayed; now epoch 1 has more rows."""
+    give_other_input(kit)
     # the user's function did not call us for it
     kit.decide(1)
     if noticed == "at the next start":
@@ -204,12 +210,7 @@ def test_epochs_decided_without_us_are_not_all_that_is_lacking_behind_one_with_o
     kit: CheckpointKit, sink: LocalSink, noticed: str
 ) -> None:
     """Whoever accepts them would believe that only their own rows are in no sink."""
-    for number in range(2):
-        run(kit, number)
-    (kit.root / "commits" / "1").unlink()
-    kit.coordinator = kit.start()
-    offsets = kit.root / "offsets" / "1"
-    offsets.write_text(offsets.read_text().replace('{"0":1}', '{"0":7}'))
+    offsets = give_other_input(kit)
     kit.decide(1)
     plan_offsets(kit, 2)
     other = pytest.raises(WentBack, match="epoch 1 is recorded with other offsets")
