@@ -41,7 +41,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "cli/accept.py",
-        "            raise other_input(known.epoch)\n",
+        "            raise other_input(history.newest)\n",
         "            pass\n",
         "tests/unit/test_consistency.py -k not_all_that_is_lacking",
         "epochs accepted behind one that has other input, whose new rows are in no sink",

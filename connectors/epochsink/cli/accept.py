@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from epochsink.cli.operation import Operation, log, names
 from epochsink.errors import ConfigurationError
-from epochsink.protocol.consistency import other_input
+from epochsink.protocol.consistency import newest_has_other_input, other_input
 from epochsink.protocol.ledger_entries import Resolved, Skipped
 
 if TYPE_CHECKING:
@@ -69,16 +69,9 @@ class Acceptance(Operation):
                 f"there is nothing to accept for epoch {self._number}",
                 hint=f"name epoch {newest}" if newest > history.newest else "add --sink NAME to accept a target",
             )
-        self._verify_input(history)
-
-    def _verify_input(self, history: History) -> None:
-        """Refuse if an older copy of the checkpoint was restored: it lacks more than the epochs that are accepted."""
-        known = history.epochs.get(history.newest)
-        # as long as Spark keeps what the input was
-        if known is None or known.epoch <= history.skipped or not self.place.checkpoint.has_offsets(known.epoch):
-            return
-        if known.offsets != self.place.checkpoint.offsets_digest(known.epoch):
-            raise other_input(known.epoch)
+        # an older copy of the checkpoint was restored: more is lacking than the epochs that are accepted
+        if newest_has_other_input(history, self.place.checkpoint):
+            raise other_input(history.newest)
 
     def _verify_target(self, history: History, sink: str) -> None:
         """Refuse all but the sink's newest done epoch, and the decided one that is recorded after it."""

@@ -15,6 +15,7 @@ from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, 
 from epochsink.sink import Identity
 
 if TYPE_CHECKING:
+    from epochsink.protocol.checkpoint import Checkpoint
     from epochsink.protocol.ledger_entries import Prepared
     from epochsink.protocol.ledger_history import History
     from epochsink.protocol.run_state import RunState
@@ -58,8 +59,8 @@ class AppliedCheck:
 
         Before epochs are called decided without us: an operator would accept these, and not know of the new input.
         """
-        if history.newest in history.epochs and self._run.checkpoint.has_offsets(history.newest):
-            self.refuse_other_past(history, history.newest)
+        if history.newest != self._run.settled and newest_has_other_input(history, self._run.checkpoint):
+            raise self._run.conclude(other_input(history.newest))
 
     def refuse_other_input(self, recorded: Prepared) -> None:
         """Raise `WentBack` if the checkpoint has other input for an epoch than the ledger."""
@@ -125,6 +126,14 @@ class AppliedCheck:
                     "rows of done epochs are retained; to apply those again that the target lacks, type: epochsink "
                     f"repair CHECKPOINT --sinks MODULE:ATTRIBUTE. Otherwise {disagreement.hint}"
                 )
+
+
+def newest_has_other_input(history: History, checkpoint: Checkpoint) -> bool:
+    """Return whether the checkpoint has other input for the newest recorded epoch; False if Spark has purged it."""
+    known = history.epochs.get(history.newest)
+    if known is None or known.epoch <= history.skipped or not checkpoint.has_offsets(known.epoch):
+        return False
+    return known.offsets != checkpoint.offsets_digest(known.epoch)
 
 
 def no_ledger(decided: int) -> WentBack:
