@@ -1,6 +1,7 @@
 """A sink of one's own: JSON lines in a folder, each epoch visible once. docs/how-to/write-a-sink.md explains it."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from epochsink import sink as es
-from epochsink.identity import identity_key
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class JsonLines(es.Sink):
         return [f"to_json({row}) AS line"]  # rendered by the JVM: the writer moves bytes
 
     def writer(self, task: es.Task) -> es.SinkWriter:
-        visible = f"{identity_key(task.identity)}-{task.epoch.number}-{task.epoch.attempt}-{task.uuid}"
+        visible = f"{es.identity_key(task.identity)}-{task.epoch.number}-{task.epoch.attempt}-{task.uuid}"
         return JsonLinesWriter(Path(self.folder, f".{task.identity.generation}-{visible}"))
 
     def participant(self, members: es.Members) -> es.Participant:
@@ -39,20 +39,27 @@ class JsonLinesWriter(es.SinkWriter):
         return {"staged": self._path.name}
 
 
-class JsonLinesParticipant(es.Participant):
-    def open(self, identity: es.Identity) -> None:
-        self._key, self._generation = identity_key(identity), identity.generation
+class JsonLinesParticipant(es.SimpleParticipant):
+    def open(self, identity: es.Identity) -> es.Joining:
+        self._key, self._generation = es.identity_key(identity), identity.generation
         self._folder = Path(self.members[identity.sink].folder)
+        return super().open(identity)
 
-    def leftovers(self, sink: str = "") -> list[str]:
-        return [path.name for path in self._folder.glob(f".*-{self._key}-*")]
+    def remnants(self, recorded: es.Recorded) -> list[es.Remnant]:
+        parts = {part["staged"]: part for each in recorded for part in each}
+        names = [path.name for path in self._folder.glob(f".*-{self._key}-*")]
+        return [es.Remnant("file", name, int(name[1:].partition("-")[0]), of=parts.get(name)) for name in names]
 
-    def marks(self, sink: str) -> es.Marks:
-        found = [path.name.split("-") for path in self._folder.glob(f"{self._key}-*")]
-        return {task: es.Mark(int(epoch), attempt) for _, epoch, attempt, task in found}
+    def end(self, remnants: Sequence[es.Remnant]) -> list[str]:
+        for remnant in remnants:
+            (self._folder / remnant.name).unlink(missing_ok=True)
+        return [remnant.name for remnant in remnants]
 
-    def marks_of(self, sink: str, last: es.LastDone) -> es.Marks:
-        return {part["staged"].rpartition("-")[2]: es.Mark(last.epoch, last.attempt) for part in last.parts}
+    def marks(self, sink: str, done: es.LastDone | None, pending: es.LastDone | None) -> es.Marks:
+        visible = [path.name.split("-") for path in self._folder.glob(f"{self._key}-*")]
+        found = {task: es.Mark(int(epoch), attempt) for _, epoch, attempt, task in visible}
+        must, may = (es.marks_left(last, lambda part: part["staged"].rpartition("-")[2]) for last in (done, pending))
+        return es.Marks(f"the folder {self._folder}", found, must, may)
 
     def holds(self, sink: str, part: es.Committable) -> bool:
         return Path(self._folder, part["staged"]).exists()
@@ -64,17 +71,7 @@ class JsonLinesParticipant(es.Participant):
         os.sync()  # after the ledger says done, nothing repeats a rename that a power cut undid
         return es.COMMITTED if visible.exists() else es.Verdict(es.Outcome.ABORTED, f"{part['staged']} is gone")
 
-    def newest_generation(self, sink: str) -> int:
-        return max((int(name[1:].partition("-")[0]) for name in self.leftovers()), default=0)
-
     def replay(self, epoch: es.Epoch, part: es.Committable, ballots: es.Ballots, attempt: str) -> es.Committable:
         (ballot,), visible = ballots.values(), part["staged"].partition("-")[2]
         writer = JsonLinesWriter(self._folder / f".{self._generation}-{visible}")  # the same final name: never twice
         return es.write_all(writer, ballot.rows.read(visible.rpartition("-")[2]))
-
-    def abort_orphans(self, keep: es.Committables, done: es.Committables = ()) -> list[str]:
-        ended = {name for name in self.leftovers() if int(name[1:].partition("-")[0]) <= self._generation}
-        ended -= {part["staged"] for part in keep}
-        for name in ended:
-            (self._folder / name).unlink(missing_ok=True)
-        return sorted(ended)

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from testcontainers.community.postgres import PostgresContainer
 
 from epochsink import ExactlyOnce, Postgres, Sink
+from epochsink.errors import EpochsinkError
 from epochsink.testing import LocalSink
 
 IMAGE = os.environ.get("POSTGRES_IMAGE", "postgres:18.0")
@@ -58,7 +59,7 @@ def test_a_commit_whose_reply_is_lost_is_finished_by_the_next_run(
 ) -> None:
     sink = LocalSink(tmp_path / "sink")
     sink.lose_reply()
-    with pytest.raises(OSError, match="reply"):
+    with pytest.raises(EpochsinkError, match="reply"):
         run_pipeline(spark, orders, tmp_path / "checkpoint", sink)
     run_pipeline(spark, orders, tmp_path / "checkpoint", sink)
     assert sorted(row["order_id"] for row in sink.rows()) == [1, 3]

@@ -6,14 +6,11 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from epochsink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 _Owner = TypeVar("_Owner")
 _NAMED = re.compile(r"(.+)\s+as\s+(`?)(.+?)\2\s*", re.IGNORECASE | re.DOTALL)

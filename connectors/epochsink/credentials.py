@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Set as AbstractSet
+from epochsink.errors import ConfigurationError
 
 MASK: Final = "***"
 
@@ -32,13 +32,35 @@ def without_userinfo(address: str) -> str:
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address.rpartition("@")[2]
-    authority = re.split("[/?#]", rest, maxsplit=1)[0]
-    host = authority.rpartition("@")[2]
-    port = host.rpartition("]")[2].partition(":")[2]
-    if port and not port.isdigit():
-        # not a port, but the start of a password that contains "/", which ends the authority
-        return f"{scheme}{separator}{rest.rpartition('@')[2]}"
-    return f"{scheme}{separator}{host}{rest.removeprefix(authority)}"
+    authority = _authority(rest)
+    if "@" in rest.removeprefix(authority):
+        # perhaps no path, but the end of a password: what comes before may be a part of it too
+        return f"{scheme}{separator}{MASK}"
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{rest.removeprefix(authority)}"
+
+
+def refuse_unencoded(argument: str, url: str) -> None:
+    """Raise `ConfigurationError`, which shows no part of the URL, if clients may take a part of a password for a host.
+
+    A "/", "?" or "#" in a password ends the host for most of them, and the first "@" the password for some.
+    """
+    _, separator, rest = url.partition("://")
+    authority = _authority(rest)
+    if separator and (authority.count("@") > 1 or "@" in rest.removeprefix(authority)):
+        raise ConfigurationError(
+            f"invalid {argument}: the URL (not shown, it may hold a password) has an '@' where none may be", hint=ENCODE
+        )
+
+
+ENCODE: Final = (
+    "percent-encode special characters of user and password in a URL: %40 for @, %3A for :, %2F for /, %3F for ?, "
+    "%23 for #, %25 for %; or give them in options="
+)
+
+
+def _authority(rest: str) -> str:
+    """Return the part of a URL, without its scheme, that names user, host and port."""
+    return re.split("[/?#]", rest, maxsplit=1)[0]
 
 
 def is_loopback(host: str) -> bool:

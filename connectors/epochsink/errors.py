@@ -24,31 +24,72 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar
 
 _Kind = TypeVar("_Kind", bound="EpochsinkError")
+
+LOOK_FIRST: Final = "epochsink status CHECKPOINT"
+"""What to type if no single command mends what an error says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """What completes the commands of an error: where the checkpoint is, and how the command line finds the sinks.
+
+    ``sinks`` is MODULE:ATTRIBUTE of the object that the pipeline starts, ``spool`` the place of a spool that is not in
+    the checkpoint. "" for what is not known, or not needed.
+    """
+
+    checkpoint: str = ""
+    sinks: str = ""
+    spool: str = ""
+
+    def complete(self, text: str) -> str:
+        """Return a text in which the commands can be typed as they stand.
+
+        A command ends with the text, or before a semicolon, a comma or a bracket: a full stop would be copied with it.
+        """
+        if self.sinks:
+            text = text.replace("--sinks MODULE:ATTRIBUTE", f"--sinks {shlex.quote(self.sinks)}")
+        if self.checkpoint:
+            text = re.sub(r"(epochsink (?:letters )?(\w+)) CHECKPOINT\b", self._addressed, text)
+        return text
+
+    def _addressed(self, command: re.Match[str]) -> str:
+        start, verb = command.groups()
+        # a letter is never in the spool
+        spool = f" --spool {shlex.quote(self.spool)}" if self.spool and verb not in {"list", "retry", "drop"} else ""
+        return f"{start} {shlex.quote(self.checkpoint)}{spool}"
 
 
 class EpochsinkError(Exception):
     """Base of all errors of this package.
 
     ``message`` says what is wrong and with which option or setting; ``hint``, if there is one, what to do
-    about it; ``values`` is text that holds values of rows; ``notes`` are lines about the epoch that failed. Further
-    keyword arguments become entries of ``facts``.
+    about it; ``values`` is text that holds values of rows; ``notes`` are lines about the epoch that failed.
+    ``command`` is the one that mends it, if there is one that does whatever else is the case. Further keyword arguments
+    become entries of ``facts``.
     """
 
     def __init__(
-        self, message: str, *, hint: str = "", values: str = "", notes: Sequence[str] = (), **facts: Any
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        values: str = "",
+        notes: Sequence[str] = (),
+        command: str = "",
+        **facts: Any,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.values = values
         self.notes = tuple(notes)
+        self.command = command
         self.facts = facts
 
     def __str__(self) -> str:
@@ -60,7 +101,7 @@ class EpochsinkError(Exception):
         """Put the sink's name before the message and into the commands of the hint, once."""
         if not self.message.startswith("sink '"):
             self.message = f"sink '{sink}': {self.message}"
-        self.hint = self.hint.replace("--sink NAME", f"--sink {shlex.quote(sink)}")
+        self.hint = self.hint.replace("--sink NAME", sink_option(sink))
 
     def hide_values(self) -> None:
         """Leave the values of rows out of the text from now on."""
@@ -73,12 +114,18 @@ class EpochsinkError(Exception):
 
     def _fields(self) -> dict[str, Any]:
         texts = {"message": self.message, "hint": self.hint, "values": self.values, "notes": self.notes}
-        return {**texts, "facts": self.facts}
+        return {**texts, "command": self.command, "facts": self.facts}
 
-    def address(self, checkpoint: str) -> None:
-        """Replace CHECKPOINT in the hint's commands with the checkpoint's location."""
-        if checkpoint:
-            self.hint = re.sub(r"(epochsink \w+) CHECKPOINT\b", rf"\1 {shlex.quote(checkpoint)}", self.hint)
+    def address(self, addresses: Addresses) -> None:
+        """Complete the commands, so that they can be typed as they stand."""
+        self.hint = addresses.complete(self.hint)
+        self.command = addresses.complete(self.command)
+        self.notes = tuple(map(addresses.complete, self.notes))
+
+    @property
+    def note_to_type(self) -> str:
+        """The line that says what to type first."""
+        return f"Type: {self.command or LOOK_FIRST}"
 
     def to_line(self) -> str:
         """Return the error as one line of text that `from_text` finds again: for crossing into a JVM's message."""
@@ -103,13 +150,23 @@ class EpochsinkError(Exception):
 
     @staticmethod
     def from_words(text: str) -> EpochsinkError:
-        """Return the error of which a text has the kind and the message (see `without_values`)."""
+        """Return the error whose kind and message a text holds (see `without_values`)."""
         name, _, message = text.partition(": ")
         kind = _kind_named(name)
         return EpochsinkError(text) if kind is None else kind(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self._fields())
+
+
+def epochs(first: int, last: int) -> str:
+    """Return a range of epochs as text."""
+    return f"epoch {first}" if first == last else f"epochs {first} to {last}"
+
+
+def sink_option(sink: str) -> str:
+    """Return the option that names a sink in a command."""
+    return f"--sink {shlex.quote(sink)}"
 
 
 HIDDEN: Final = "not shown; ExactlyOnce(show_values=True) shows them"

@@ -36,7 +36,6 @@ POINTS: Final[dict[str, str]] = {
     "coordinator.done.after": "the ledger says done, before the spool is dropped",
     "coordinator.drain.before": "the stream has ended, before the last commits",
     "repair.epoch.before": "a retained epoch is about to be applied again",
-    "repair.part.recorded": "a part of it was prepared again and is recorded, before its commit",
     "repair.epoch.after": "it is applied again, the next is not",
     "task.begin": "a task has got its first rows",
     "task.written": "a task has written its rows, before the spool is durable and the sinks prepare",
@@ -55,8 +54,6 @@ POINTS: Final[dict[str, str]] = {
     "postgres.letters.merged": "dead letters are merged, before that is committed",
     "postgres.letters.committed": "a retry of dead letters is committed",
     "elasticsearch.bulk.between": "some bulk requests of the epoch are applied",
-    "elasticsearch.part.between": "an executor has applied some bulk requests of its part",
-    "elasticsearch.parts.after": "executors have applied all parts, before the driver judges what was refused",
     "elasticsearch.letters.written": "documents of dead letters are written, before the letters are deleted",
     "elasticsearch.marker.before": "all bulk requests are applied, before the marker document",
 }

@@ -7,22 +7,14 @@ operator may have to end by hand also end in a label, ``pipeline/sink``, for peo
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
-if TYPE_CHECKING:
-    from epochsink.sink import Epoch, Identity
+from epochsink.sink import Epoch, Identity, identity_key
 
 PREFIX = "epochsink"
 _LABEL = r"[A-Za-z0-9_-]{0,24}/[A-Za-z0-9_-]{1,24}"
-
-
-def identity_key(identity: Identity) -> str:
-    """Return 20 hex digits that stand for (query id, sink name)."""
-    text = f"{identity.query_id}\x00{identity.sink}".encode()
-    return hashlib.sha256(text).hexdigest()[:20]
 
 
 def identity_label(identity: Identity) -> str:
@@ -123,9 +115,12 @@ def fence_id(key: str) -> str:
     return f"{PREFIX}.{key}.fence"
 
 
-def letters_id(key: str) -> str:
-    """Return the transactional id under which the dead letters of a Kafka sink are retried and dropped."""
-    return f"{PREFIX}.{key}.letters"
+def letters_identity(identity: Identity) -> Identity:
+    """Return the identity under which the dead letters of a sink are written again; no sink has such a name.
+
+    Names made of it are the same for all who retry them: without the pipeline, which is called as its folder is.
+    """
+    return replace(identity, sink=f"{identity.sink}\x00letters", generation=0, pipeline="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,28 +26,40 @@ if TYPE_CHECKING:
 _GAUGES: Final[dict[str, tuple[str, Callable[[QueryProgress], float]]]] = {
     "epochsink_decided_not_visible_seconds": (
         "For how long readers have waited for the oldest epoch that Spark has decided; 0 if they see all of them.",
-        lambda told: told.late_seconds,
+        lambda query: query.late_seconds,
     ),
     "epochsink_oldest_open_epoch_seconds": (
         "For how long the oldest epoch that has begun and is not visible has been under way; 0 if there is none.",
-        lambda told: told.open_seconds,
+        lambda query: query.open_seconds,
     ),
-    "epochsink_pending_epochs": ("Epochs that are recorded and not visible yet.", lambda told: len(told.pending)),
-    "epochsink_spooled_bytes": ("Bytes that pending epochs keep in the spool.", lambda told: told.spooled_bytes),
-    "epochsink_failed": ("1 if the query has stopped with a failure.", lambda told: bool(told.failure)),
+    "epochsink_pending_epochs": (
+        "Epochs that are recorded and not visible yet.",
+        lambda query: len(query.pending),
+    ),
+    "epochsink_spooled_bytes": (
+        "Bytes that pending epochs keep in the spool.",
+        lambda query: query.spooled_bytes,
+    ),
+    "epochsink_failed": ("1 if the query has stopped with a failure.", lambda query: bool(query.failure)),
     "epochsink_newest_visible_epoch": (
         "The newest epoch that readers see; -1 before the first of this run.",
-        lambda told: told.recent[-1].epoch if told.recent else -1,
+        lambda query: query.recent[-1].epoch if query.recent else -1,
     ),
     "epochsink_newest_visible_timestamp_seconds": (
         "When the newest epoch became visible, in seconds since 1970; 0 before the first of this run.",
-        lambda told: told.recent[-1].done_at if told.recent else 0.0,
+        lambda query: query.recent[-1].done_at if query.recent else 0.0,
     ),
 }
 _COUNTERS: Final[dict[str, tuple[str, Callable[[QueryProgress], float]]]] = {
-    "epochsink_epochs": ("Epochs that became visible.", lambda told: told.epochs),
-    "epochsink_repeated_attempts": ("Attempts at an epoch that failed and were repeated.", lambda told: told.retries),
-    "epochsink_leftovers_ended": ("Leftovers of losing attempts that sweeps ended.", lambda told: told.leftovers),
+    "epochsink_epochs": ("Epochs that became visible.", lambda query: query.epochs),
+    "epochsink_repeated_attempts": (
+        "Attempts at an epoch that failed and were repeated.",
+        lambda query: query.retries,
+    ),
+    "epochsink_leftovers_ended": (
+        "Leftovers of losing attempts that sweeps ended.",
+        lambda query: query.leftovers,
+    ),
 }
 _OF_A_SINK: Final[dict[str, tuple[str, Callable[[SinkProgress], float]]]] = {
     "epochsink_rows": ("Rows written.", lambda sink: sink.rows),
@@ -76,16 +88,16 @@ class QueryMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of every query."""
-        told = {query: sink.progress() for query, sink in self._sinks.items()}
+        queries = {query: sink.progress() for query, sink in self._sinks.items()}
         for families, kind in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for name, (text, value) in families.items():
                 family = kind(name, text, labels=["query"])
-                for query, progress in told.items():
+                for query, progress in queries.items():
                     family.add_metric([query], value(progress))
                 yield family
         for name, (text, of_sink) in _OF_A_SINK.items():
             counter = CounterMetricFamily(name, text, labels=["query", "sink"])
-            for query, progress in told.items():
+            for query, progress in queries.items():
                 for sink, total in progress.totals.items():
                     counter.add_metric([query, sink], of_sink(total))
             yield counter

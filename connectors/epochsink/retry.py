@@ -6,23 +6,27 @@ so that the tasks of an epoch do not all return at the same moment to a server t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_after_delay,
-    stop_any,
-    stop_never,
-    wait_random_exponential,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_never, wait_random_exponential
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+class Clock(Protocol):
+    """What the module `time` does. Whatever waits or judges an age takes a clock, so that it can be simulated."""
+
+    def time(self) -> float:
+        """Return seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
 
 
 def retrying(
@@ -32,6 +36,7 @@ def retrying(
     attempts: int | None = None,
     first_pause: float = FIRST_PAUSE_SECONDS,
     longest_pause: float = LONGEST_PAUSE_SECONDS,
+    clock: Clock = time,
 ) -> Retrying:
     """Return a policy: call it with a function, or iterate over its attempts; it raises the last failure unchanged.
 
@@ -41,14 +46,25 @@ def retrying(
         attempts: the maximum number of attempts; None for no limit. One of the two limits is needed.
         first_pause: the longest first pause, in seconds; each later one may be twice as long.
         longest_pause: the longest of all pauses, in seconds.
+        clock: by which the time is taken and the pauses are made.
     """
     if seconds is None and attempts is None:
         raise ValueError("retrying() without seconds= and attempts= would never end")
-    by_time = stop_never if seconds is None else stop_after_delay(seconds)
+
+    def note_beginning(state: Any) -> None:
+        # in the state of one call: a policy may be used again, and by several threads
+        if state.attempt_number == 1:
+            state.begun = clock.monotonic()
+
+    def is_late(state: Any) -> bool:
+        return seconds is not None and clock.monotonic() - state.begun >= seconds
+
     by_count = stop_never if attempts is None else stop_after_attempt(attempts)
     return Retrying(
         retry=retry_if_exception(is_passing),
-        stop=stop_any(by_time, by_count),
+        before=note_beginning,
+        stop=lambda state: is_late(state) or by_count(state),
+        sleep=clock.sleep,
         wait=wait_random_exponential(first_pause, longest_pause),
         reraise=True,
     )

@@ -19,10 +19,10 @@ from pathlib import Path
 import py4j
 import pyspark
 
-from epochsink.devkit.services import versions
-from epochsink.devkit.services.artifacts import fetch
-from epochsink.devkit.services.elasticsearch import install_http_module
-from epochsink.devkit.services.postgres import unpack
+from epochsink_devkit.services import versions
+from epochsink_devkit.services.artifacts import fetch
+from epochsink_devkit.services.elasticsearch import install_http_module
+from epochsink_devkit.services.postgres import unpack
 
 HERE = Path(__file__).parent
 PACKAGES = "ca-certificates,curl,iproute2,openjdk-17-jre-headless,postgresql-client,procps,python3,python3-venv"

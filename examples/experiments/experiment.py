@@ -27,11 +27,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from epochsink.devkit.demo.session import jvm_options, session
-from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
-from epochsink.devkit.services.process import Launch, SupervisedProcess
-from epochsink.devkit.svg import COLOURS, WIDTH, Svg, letters
-from epochsink.testing.readers.kafka import KafkaReader
+from epochsink_devkit.demo.session import jvm_options, session
+from epochsink_devkit.history.readers.kafka import KafkaReader
+from epochsink_devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink_devkit.services.process import Launch, SupervisedProcess
+from epochsink_devkit.svg import COLOURS, WIDTH, Svg, letters
 
 SECONDS: Final = 3600.0
 KILLED: Final = 128 + 9

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.avro.functions import from_avro
 
 from epochsink import ExactlyOnce, Postgres
-from epochsink.devkit.services.artifacts import spark_avro
+from epochsink_devkit.services.artifacts import spark_avro
 from experiment import (
     CHANGELOG,
     WHOLE_SNAPSHOTS,

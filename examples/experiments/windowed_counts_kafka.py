@@ -24,7 +24,7 @@ from elasticsearch.helpers import scan
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink import Elasticsearch, ExactlyOnce
-from epochsink.devkit.services.spark_cluster import SparkCluster
+from epochsink_devkit.services.spark_cluster import SparkCluster
 from experiment import Findings, Run, Table, bars, finish, main, make_topic, produce, seconds_of, spark_session
 
 CORES: Final = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from contextlib import closing
@@ -15,12 +14,14 @@ from fix_kafka import NEWEST_LEVEL, at_every_transaction_version
 from kafka.structs import TopicPartition as TopicPart
 from kafka_kit import admin, rows, sink_on_new_topic
 
-from epochsink.identity import TransactionalId, identity_key
+from epochsink.identity import TransactionalId
 from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.committable import KafkaCommittable, Place
+from epochsink.kafka.committable import KafkaCommittable, WrittenPartition
+from epochsink.kafka.server import TransactionState
 from epochsink.kafka.topic_log import TopicLog
-from epochsink.kafka.transactions import State, Transactions
-from epochsink.sink import Epoch, Identity, Keeping, Task
+from epochsink.kafka.transactions import Transactions
+from epochsink.sink import Epoch, Identity, Keeping, Task, identity_key
+from epochsink.sink.letter_row import decode_rows
 from epochsink.testing.sink_contract import OTHER_QUERY, QUERY, SinkContract
 from epochsink.testing.sink_rig import SinkRig
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.kafka import Kafka
     from epochsink.sink import Committable
+    from epochsink_devkit.services import KafkaService
 
 PARTITIONS = 2
 LETTERS = ("3", "5")
@@ -121,7 +122,7 @@ class KafkaRig(SinkRig):
             deadline = time.monotonic() + SECONDS
             ids = list(self._transactions.open_ids(prefix, deadline))
             described = self._transactions.describe(ids, deadline) if ids else {}
-            names += [name for name, now in described.items() if now.state is State.ONGOING]
+            names += [name for name, now in described.items() if now.state is TransactionState.ONGOING]
         return names
 
 
@@ -137,7 +138,7 @@ class KafkaLettersRig(KafkaRig):
         return rows(*[str(number) for number in rows_], keys=keys)
 
     def row_of(self, topic: str, value: bytes) -> int:
-        row = int(value if topic == self._topic else json.loads(value)["value"])
+        row = int(value if topic == self._topic else next(decode_rows([value]))["value"][0].as_py())
         assert (key_of(row) in LETTERS) == (topic != self._topic)
         return row
 
@@ -148,14 +149,14 @@ class KafkaLogRig(KafkaRig):
     def __init__(self, sink: Kafka, folder: Path) -> None:
         super().__init__(sink, folder)
         self._log = TopicLog(self._cluster, self._topic)
-        self._places: dict[str, tuple[Place, ...]] = {}
+        self._places: dict[str, tuple[WrittenPartition, ...]] = {}
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows_: list[int]
     ) -> tuple[str, Committable]:
         """Run one task, and add to its committable what the driver has noted before the first one."""
         places = self._places.setdefault(
-            epoch.attempt, tuple(Place(self._topic, number, end) for number, end in self._log.ends().items())
+            epoch.attempt, tuple(WrittenPartition(self._topic, number, end) for number, end in self._log.ends().items())
         )
         task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex, Keeping.NOT)
         writer = self.sink.writer(task)

@@ -1,4 +1,4 @@
-"""The contract, held by the simulation's ports and by the public in-memory sink."""
+"""The contract, held by the production's participants over servers in memory and by the public in-memory sink."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from elasticsearch_rig import DONE, WithLedger
 
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity, Rows, Task
@@ -14,23 +15,21 @@ from epochsink.testing import LocalSink
 from epochsink.testing.sink_contract import SinkContract
 from epochsink.testing.sink_rig import OneSink, damage
 from simulation.invariants import newest_rows
-from simulation.port_participant import participants
-from simulation.ports import PORTS
 from simulation.readers import Row
-from simulation.shared_port import OTHER
+from simulation.sinks import KINDS, SimulatedSink, participants
 from simulation.steps import at_once
 from simulation.storage import MemorySpool, spool_name
-from simulation.world import World
+from simulation.world import OTHER, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from epochsink.sink import Committable, SpoolFile
+    from epochsink.sink import Committable, Participant, SpoolFile
 
 
-class PortRig:
-    """An in-memory port of the simulation, without its scheduler."""
+class MemoryRig:
+    """A sink of the simulation, without its scheduler."""
 
     keeps_order = False
 
@@ -42,25 +41,32 @@ class PortRig:
         self.origins: dict[str, dict[str, Any]] = {}
 
     def identity(self, query: str, generation: int) -> Identity:
-        origin = self.origins.setdefault(query, self._port().initial_state())
-        return Identity(query, self.letter, generation, origin)
+        if query not in self.origins:
+            self.origins[query] = dict(self._participant().open(Identity(query, self.letter)).origin)
+        return Identity(query, self.letter, generation, self.origins[query])
 
-    def _port(self) -> Any:
-        return PORTS[self.letter](self.world, at_once)
+    def _sink(self) -> SimulatedSink:
+        return KINDS[self.letter](self.world, at_once)
+
+    def _participant(self) -> Participant:
+        (participant,) = participants({self.letter: self._sink()})
+        return participant
 
     def open(self, query: str, generation: int) -> OneSink:
-        (participant,) = participants({self.letter: self._port()})
-        participant.open(self.identity(query, generation))
-        return OneSink(participant)
+        opened = (WithLedger if self.letter == "E" else OneSink)(self._participant())
+        opened.open(self.identity(query, generation))
+        return opened
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
     ) -> tuple[str, Committable]:
         task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex)
         tuples = [Row(query, epoch.number, number, epoch.attempt) for number in rows]
-        writer = self._port().begin(task)
-        writer.write(tuples)
         self.spool.make(query, epoch)
+        sink = self._sink()
+        sink.participant({self.letter: sink}).open(task.identity)
+        writer = sink.begin(task)
+        writer.write(tuples)
         self.spool.write(query, epoch, spool_name(self.letter, task.uuid), tuples)
         self.world.readers.decided.add((query, epoch.number))
         return task.uuid, writer.prepare()
@@ -82,13 +88,13 @@ class PortRig:
         raise NotImplementedError
 
     def lose_prepared(self) -> None:
-        self.world.kafka.time_out()
+        self.world.brokers.time_out()
         for target in self.world.postgres.values():
             target.roll_back_all()
             target.staging.clear()
 
     def leftovers(self) -> list[str]:
-        found = [name for name, one in self.world.kafka.transactions.items() if one.state == "Ongoing"]
+        found = [name for name, _ in self.world.brokers.open_ids()]
         for target in self.world.postgres.values():
             found += [*target.prepared, *map(str, target.staging)]
         return found
@@ -144,12 +150,13 @@ class FolderRig:
         return self.sink.prepared()
 
 
-class TestPorts(SinkContract):
-    """The ports that the simulation is run with, but for those of which two share a database: one alone tears it."""
+class TestInMemoryServers(SinkContract):
+    """What the simulation is run with, but for sinks of which two share a database, and one with keys for its rows."""
 
-    @pytest.fixture(params=sorted(PORTS.keys() - {"F", *OTHER, *OTHER.values()}))
-    def rig(self, request: pytest.FixtureRequest) -> PortRig:
-        return PortRig(request.param)
+    @pytest.fixture(params=sorted(KINDS.keys() - {"F", *OTHER, *OTHER.values()}))
+    def rig(self, request: pytest.FixtureRequest) -> MemoryRig:
+        DONE.clear()  # the sink of each case has the same name
+        return MemoryRig(request.param)
 
 
 class TestInMemorySink(SinkContract):

@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
     from fix_postgres import Truth
 
-    from epochsink.devkit.services import PostgresService
+    from epochsink_devkit.services import PostgresService
 
 MODES: dict[str, dict[str, Any]] = {
-    "spooled": {"commit": "prepared"},
-    "spooled, staged": {"commit": "staged"},
-    "prepared": {"commit": "prepared", "spool": False},
-    "staged": {"commit": "staged", "spool": False},
+    "prepared": {"commit": "prepared"},
+    "staged": {"commit": "staged"},
     "task by task": {"commit": "prepared", "atomic": False},
     "counters": {"commit": "prepared", "key": "id", "accumulate": {"seen": "sum"}},
     "counters, staged": {"commit": "staged", "key": "id", "accumulate": {"seen": "sum"}},
@@ -39,7 +37,7 @@ class PostgresRig(SinkRig):
         super().__init__(sink, folder)
         self._truth = truth
         self._schema = schema
-        self.keeping = OneSink.of(sink).keeping(Epoch(0, ""), self.schema())
+        self.keeping = OneSink.of(sink).begin(Epoch(0, ""), self.schema()).keeping
 
     def batch(self, rows: list[int]) -> pa.RecordBatch:
         columns = {"id": pa.array(rows, pa.int64()), "seen": pa.array([1] * len(rows), pa.int64())}

@@ -11,15 +11,15 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from harness import Harness, make_topic
 
-from epochsink.devkit.services.artifacts import spark_avro, spark_packages
-from epochsink.testing import Target
-from epochsink.testing.readers.kafka import KafkaReader
+from epochsink_devkit.history import CheckedTarget
+from epochsink_devkit.history.readers.kafka import KafkaReader
+from epochsink_devkit.services.artifacts import spark_avro, spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from epochsink.devkit.services import KafkaService, LocalRegistry
+    from epochsink_devkit.services import KafkaService, LocalRegistry
 
 TYPES: Final = (
     "*",
@@ -84,7 +84,7 @@ def test_avro_that_is_written_through_crashes_is_read_back_exactly(
     decode = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
     reader = AvroReader(servers, topic, lambda value: decode(value, None))
     with Harness(tmp_path, kafka, "avro_source", sinks={"topic": sink}, settings=jars) as harness:
-        harness.read(Target("topic", atomic=False), reader)
+        harness.read(CheckedTarget("topic", atomic=False), reader)
         harness.feed_and_crash_at(("kafka.produced", "coordinator.record.after"), rows=60)
         harness.feed(60)
         harness.drain()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
     Change = Callable[[Path], object]
 
@@ -97,7 +97,7 @@ def test_a_ledger_that_lacks_its_newest_entries_is_complete_or_refused(query: Th
         refused = query.stops()
         assert isinstance(refused, WentBack)
         assert "the ledger is the older copy" in refused.message
-        assert "restore the checkpoint folder and its epochsink/ folder from one and the same copy" in refused.hint
+        assert "restore the checkpoint folder and its epochsink/ folder from the same copy" in refused.hint
         shutil.rmtree(ledger)
         shutil.copytree(kept, ledger)
     max(ledger.glob("[0-9]*")).unlink()

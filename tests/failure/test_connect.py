@@ -10,10 +10,10 @@ from indices import keyed
 from random_kills import CONNECT, KILLS, Killer, Kills
 from tables import make_table
 
-from epochsink.testing import Target
-from epochsink.testing.readers.elasticsearch import ElasticsearchReader
-from epochsink.testing.readers.kafka import KafkaReader
-from epochsink.testing.readers.postgres import PostgresReader
+from epochsink_devkit.history import CheckedTarget
+from epochsink_devkit.history.readers.elasticsearch import ElasticsearchReader
+from epochsink_devkit.history.readers.kafka import KafkaReader
+from epochsink_devkit.history.readers.postgres import PostgresReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName, PrivateKafka, PrivatePostgres
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 ROWS_FED: Final = 30
 """Rows added to each of the two source partitions before a start: one epoch."""
@@ -52,9 +52,9 @@ def harness(
         "search": keyed(elasticsearch.url, topic),
     }
     with Harness(tmp_path, kafka, fresh_topic("source"), sinks=sinks, remote=True) as made:
-        made.read(Target("topic", atomic=False), KafkaReader(servers, topic))
-        made.read(Target("table"), PostgresReader(postgres.dsn, "log"))
-        made.read(Target("search", atomic=False, keyed=True), ElasticsearchReader(elasticsearch.url, topic))
+        made.read(CheckedTarget("topic", atomic=False), KafkaReader(servers, topic))
+        made.read(CheckedTarget("table"), PostgresReader(postgres.dsn, "log"))
+        made.read(CheckedTarget("search", atomic=False, keyed=True), ElasticsearchReader(elasticsearch.url, topic))
         yield made
 
 

@@ -6,15 +6,12 @@ deletes. Each start goes on with what the crash before it left half applied, and
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from harness import RUN_SECONDS
 from http_proxy import Proxy
 from indices import Hold, two_indices
 
-from epochsink.devkit.services import spark_packages
 from epochsink.failpoints import POINTS
 
 if TYPE_CHECKING:
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService
+    from epochsink_devkit.services import ElasticsearchService, KafkaService
 
 ROWS_FED: Final = 30
 """Rows added to each of the two source partitions before a start: one epoch."""
@@ -40,18 +37,6 @@ CRASHES: Final = (
 pytestmark = pytest.mark.timeout(900)
 
 
-IN_A_JOB: Final = ("elasticsearch.part.between:2", "elasticsearch.parts.after:2")
-"""Where executors apply an epoch: one dies in the log's, then the driver once the state's is applied."""
-
-IN_PROCESSES: Final = {
-    "spark.master": "local-cluster[2,1,512]",
-    "spark.executor.memory": "512m",
-    "spark.executor.extraClassPath": ":".join(map(str, spark_packages())),
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-}
-"""Two executors with a JVM each."""
-
-
 def test_every_point_that_elasticsearch_has_is_among_these() -> None:
     # an operator's retry of dead letters dies at its own in test_elasticsearch_retry.py
     mine = {
@@ -59,7 +44,7 @@ def test_every_point_that_elasticsearch_has_is_among_these() -> None:
         for point in POINTS
         if point.startswith("elasticsearch.") and not point.startswith("elasticsearch.letters.")
     }
-    assert mine <= {crash.partition(":")[0] for crash in (*CRASHES, *IN_A_JOB)}
+    assert mine <= {crash.partition(":")[0] for crash in CRASHES}
 
 
 def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
@@ -75,32 +60,21 @@ def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
     assert min(report.windows.values()) > 1, "no crash left an epoch in part for as long as a start takes"
 
 
-def test_a_pipeline_whose_executors_and_drivers_die_in_the_middle_of_an_apply_is_exactly_once(
+def test_a_request_of_a_killed_driver_that_arrives_two_epochs_later_changes_nothing(
     tmp_path: Path, kafka: KafkaService, elasticsearch: ElasticsearchService, fresh_topic: FreshName
 ) -> None:
-    """Executors apply every epoch. What one of them had sent when all died arrives two epochs later.
-
-    First one freezes with a part of its share sent, and its JVM is killed: Spark gives the share to another. Rows go
-    to three indices each, by their keys.
-    """
+    """Rows go to three indices each, by their keys."""
     source, server = fresh_topic("source"), elasticsearch.url
-    options = {"executors_above": 0, "routing": "key", "parts": "pmod(hash(key), 3)"}
+    options = {"routing": "key", "parts": "pmod(hash(key), 3)"}
     with (
         Proxy(server, lambda _: None) as proxy,
         two_indices(tmp_path, kafka, source, url=proxy.url, server=server, **options) as harness,
     ):
-        harness.feed(ROWS_FED)
-        frozen = str(tmp_path / "frozen")
-        with harness.start(crash=IN_A_JOB[0], once=frozen, stop=True, settings=IN_PROCESSES) as process:
-            executor = harness.wait_for(process, process.executor_of_stopped, "an executor that freezes")
-            harness.kill(process, "executor", executor)
-            assert process.wait(time.monotonic() + RUN_SECONDS, harness.watch.look) == 0, harness.tail()
-        harness.feed_and_crash_at(IN_A_JOB[1:], ROWS_FED)
-        hold = proxy.behave = Hold(proxy, f"state-{source}", epoch=2)
+        hold = proxy.behave = Hold(proxy, f"state-{source}", epoch=0)
         harness.feed(ROWS_FED)
         with harness.start() as process:
-            harness.wait_for(process, hold.held.is_set, "a part of the third epoch")
-            harness.log.write("killed", what="driver and executors", pid=process.driver)
+            harness.wait_for(process, hold.held.is_set, "a part of the first epoch")
+            harness.log.write("killed", what="driver", pid=process.driver)
         harness.feed(2 * ROWS_FED)
         harness.drain()
         hold.released.set()

@@ -20,8 +20,8 @@ from tables import make_table
 
 from epochsink.failpoints import POINTS
 from epochsink.identity import staging_owner
-from epochsink.testing import Target
-from epochsink.testing.readers.postgres import PostgresReader
+from epochsink_devkit.history import CheckedTarget
+from epochsink_devkit.history.readers.postgres import PostgresReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName, PrivatePostgres
     from processes import PipelineProcess
 
-    from epochsink.devkit.services import KafkaService, PostgresService
+    from epochsink_devkit.services import KafkaService, PostgresService
 
 ROWS_FED: Final = 60
 """Rows added to each of the two source partitions before a start: two epochs."""
@@ -119,8 +119,9 @@ def tables(
     with Harness(
         tmp_path, kafka, fresh_topic("source"), sinks=postgres_sinks(server.dsn, **getattr(request, "param", {}))
     ) as harness:
-        harness.read(Target("log"), PostgresReader(server.dsn, "log"))
-        harness.read(Target("state", keyed=True), PostgresReader(server.dsn, "state"))
+        atomic = getattr(request, "param", {}).get("atomic", True)
+        harness.read(CheckedTarget("log", atomic=atomic), PostgresReader(server.dsn, "log"))
+        harness.read(CheckedTarget("state", atomic=atomic, keyed=True), PostgresReader(server.dsn, "state"))
         yield Tables(harness, server)
 
 
@@ -146,7 +147,7 @@ def test_a_pipeline_killed_while_it_prepares_a_lost_epoch_again_is_exactly_once(
     tables.is_clean()
 
 
-@pytest.mark.parametrize("tables", [{"spool": False}], indirect=True, ids=["tasks stage"])
+@pytest.mark.parametrize("tables", [{"atomic": False, "commit": "prepared"}], indirect=True, ids=["tasks commit"])
 def test_a_task_that_dies_is_tried_again_and_its_first_attempt_leaves_nothing(tables: Tables) -> None:
     for crash in ("task.prepared:2", "postgres.copied:2"):
         ended = tables.restart_with(crash, attempts=2)
@@ -203,7 +204,7 @@ def test_without_epochsink_the_same_kill_makes_duplicates(
     server = private_postgres()
     make_table(server.dsn, "log")
     with Harness(tmp_path, kafka, fresh_topic("source"), plain=(server.jdbc_url, "log")) as harness:
-        harness.read(Target("log"), PostgresReader(server.dsn, "log"))
+        harness.read(CheckedTarget("log"), PostgresReader(server.dsn, "log"))
         harness.feed(2 * ROWS_FED)
         harness.crash_at("coordinator.record.after:2")
         harness.drain()

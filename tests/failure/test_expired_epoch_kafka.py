@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from kafka_rig import KafkaRig, pipeline_into_kafka
 
-from epochsink.testing.readers.reader import Unreachable
+from epochsink_devkit.history.readers.reader import TargetUnreachable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def nothing_is_open(rig: KafkaRig) -> bool:
     """Return whether the broker says so; just after its start it may not know yet."""
     try:
         return not rig.reader.leftovers()
-    except Unreachable:
+    except TargetUnreachable:
         return False
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fix_services import FreshName, PrivateElasticsearch
     from processes import PipelineProcess
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService
-    from epochsink.testing import HistoryLog
+    from epochsink_devkit.history import HistoryLog
+    from epochsink_devkit.services import ElasticsearchService, KafkaService
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService, PostgresService
+    from epochsink_devkit.services import ElasticsearchService, PostgresService
     from request_faults.letters import Played, Requests, Scene
 
 # the child only ever runs its own sessions

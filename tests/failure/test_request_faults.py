@@ -1,6 +1,6 @@
 """Faults at requests of a driver's life, on a real server: a share of all plans with one, and a few with two.
 
-Each day another target; `make request-faults` plays all of them, and as many with two as one likes.
+Each day another target; `make prove ONLY=requests` plays all of them, and as many with two as one likes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from request_faults.wire import Fate
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epochsink.devkit.services import ElasticsearchService, PostgresService
+    from epochsink_devkit.services import ElasticsearchService, PostgresService
     from request_faults.families import Place
     from request_faults.runner import Verdict
 

@@ -10,7 +10,7 @@ import pytest
 from harness import RUN_SECONDS
 from kafka_rig import ROWS_FED, pipeline_into_kafka
 
-from epochsink.devkit.services.spark_cluster import SparkCluster
+from epochsink_devkit.services.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pathlib import Path

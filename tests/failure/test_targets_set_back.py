@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from epochsink import Postgres
 from epochsink.cli.app import app
-from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
 from epochsink.errors import PrepareFailed, WentBack
+from epochsink_devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,17 +9,17 @@ from harness import Harness, make_topic
 from indices import keyed
 from tables import make_table
 
-from epochsink.testing import Target
-from epochsink.testing.readers.elasticsearch import ElasticsearchReader
-from epochsink.testing.readers.kafka import KafkaReader
-from epochsink.testing.readers.postgres import PostgresReader
+from epochsink_devkit.history import CheckedTarget
+from epochsink_devkit.history.readers.elasticsearch import ElasticsearchReader
+from epochsink_devkit.history.readers.kafka import KafkaReader
+from epochsink_devkit.history.readers.postgres import PostgresReader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fix_services import FreshName, PrivateKafka, PrivatePostgres
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 ROWS_FED: Final = 30
 """Rows added to each of the two source partitions before a start: one epoch."""
@@ -59,9 +59,9 @@ def test_three_sinks_of_one_pass_hold_the_same_epochs_wherever_it_is_killed(
     make_table(postgres.dsn, "log")
     made = sinks(servers, topic, postgres.dsn, elasticsearch.url, topic)
     with Harness(tmp_path, kafka, fresh_topic("source"), sinks=made) as harness:
-        harness.read(Target("topic", atomic=False), KafkaReader(servers, topic))
-        harness.read(Target("table"), PostgresReader(postgres.dsn, "log"))
-        harness.read(Target("search", atomic=False, keyed=True), ElasticsearchReader(elasticsearch.url, topic))
+        harness.read(CheckedTarget("topic", atomic=False), KafkaReader(servers, topic))
+        harness.read(CheckedTarget("table"), PostgresReader(postgres.dsn, "log"))
+        harness.read(CheckedTarget("search", atomic=False, keyed=True), ElasticsearchReader(elasticsearch.url, topic))
         harness.feed(ROWS_FED)
         harness.feed_and_crash_at(CRASHES, ROWS_FED)
         harness.drain()

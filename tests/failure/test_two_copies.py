@@ -15,10 +15,10 @@ from indices import keyless
 from kafka_rig import ROWS_FED
 from tables import make_table
 
-from epochsink.testing import Target
-from epochsink.testing.readers.elasticsearch import ElasticsearchReader
-from epochsink.testing.readers.kafka import KafkaReader
-from epochsink.testing.readers.postgres import PostgresReader
+from epochsink_devkit.history import CheckedTarget
+from epochsink_devkit.history.readers.elasticsearch import ElasticsearchReader
+from epochsink_devkit.history.readers.kafka import KafkaReader
+from epochsink_devkit.history.readers.postgres import PostgresReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from processes import PipelineProcess
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -65,9 +65,9 @@ def test_of_two_copies_that_commit_one_epoch_in_the_same_instant_one_stops_and_t
         first_output = harness.output
         shutil.copytree(tmp_path / "first", tmp_path / "checkpoint", dirs_exist_ok=True)
         harness.watch.look()
-        harness.read(Target("topic", atomic=False), KafkaReader(servers, name))
-        harness.read(Target("table"), PostgresReader(postgres.dsn, table))
-        harness.read(Target("search", atomic=False), ElasticsearchReader(elasticsearch.url, name))
+        harness.read(CheckedTarget("topic", atomic=False), KafkaReader(servers, name))
+        harness.read(CheckedTarget("table"), PostgresReader(postgres.dsn, table))
+        harness.read(CheckedTarget("search", atomic=False), ElasticsearchReader(elasticsearch.url, name))
         second = stopped_at(harness, "coordinator.commit.compared", "checkpoint", stack)
 
         os.kill(first.driver, signal.SIGCONT)

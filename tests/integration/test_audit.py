@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from typer.testing import Result
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
     from epochsink.sink import Sink
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 MODULE = "audited_sinks"
 LOADED = "CREATE TABLE {0}_copy AS TABLE {0}; TRUNCATE {0}; INSERT INTO {0} TABLE {0}_copy"
@@ -93,17 +93,27 @@ def ids(*values: int) -> pa.RecordBatch:
 def table(
     audited: Callable[..., Audited], postgres: PostgresService, pg_schema: str, pg_truth: Truth
 ) -> Callable[..., tuple[Audited, str]]:
-    def make(**options: Any) -> tuple[Audited, str]:
+    def make(named: str = "", **options: Any) -> tuple[Audited, str]:
         name = f"{pg_schema}.orders"
         pg_truth.execute(f"CREATE TABLE {name} (id bigint {'PRIMARY KEY' if 'key' in options else ''})")
-        given = {"table": name, "marker_schema": pg_schema, "spool": False, **options}
-        named = f"from epochsink import Postgres\nSINKS = {{'sink': Postgres({postgres.dsn!r}, **{given!r})}}"
-        made = audited(Postgres(postgres.dsn, **given), ids(1), named)
+        given = {"table": named or name, "marker_schema": pg_schema, **options}
+        source = f"from epochsink import Postgres\nSINKS = {{'sink': Postgres({postgres.dsn!r}, **{given!r})}}"
+        made = audited(Postgres(postgres.dsn, **given), ids(1), source)
         made.write(0, ids(1, 2))
         made.write(1, ids(3, 4, 5))
         return made, name
 
     return make
+
+
+def test_rows_of_a_table_that_is_named_without_its_schema_are_counted(
+    table: Callable[..., tuple[Audited, str]], pg_schema: str, pg_truth: Truth
+) -> None:
+    """It is found on the search path of the sink's own session, as the docs name tables."""
+    made, name = table(named="orders", options={"options": f"-c search_path=nowhere,{pg_schema}"})
+    assert made.results(0) == [(0, "agrees", 2), (1, "agrees", 3)]
+    pg_truth.execute(f"DELETE FROM {name} WHERE id = 4")  # noqa: S608 - a name that the test made
+    assert made.results(3) == [(0, "agrees", 2), (1, "differs", 2)]
 
 
 @pytest.mark.parametrize("atomic", [True, False])

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import LocalHdfs, LocalS3
     from epochsink.sink import SpoolFile
+    from epochsink_devkit.services import LocalHdfs, LocalS3
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 EPOCH = Epoch(3, "a" * 32)

@@ -16,10 +16,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from elasticsearch import Elasticsearch as Client
 from elasticsearch import helpers
 
-from epochsink.devkit.demo.index import ElasticsearchIndex
-from epochsink.devkit.demo.orders import PARTITIONS, Orders, make_topic
-from epochsink.devkit.demo.table import PostgresTable
-from epochsink.devkit.demo.topic import KafkaTopic
+from epochsink_devkit.demo.index import ElasticsearchIndex
+from epochsink_devkit.demo.orders import PARTITIONS, Orders, make_topic
+from epochsink_devkit.demo.table import PostgresTable
+from epochsink_devkit.demo.topic import KafkaTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.demo.destination import Destination, Offsets
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.demo.destination import Destination, Offsets
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
     Insert = Callable[[Sequence[tuple[int, int, int]]], None]
     """Inserts rows of (order, partition, offset)."""

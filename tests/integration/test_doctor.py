@@ -15,7 +15,7 @@ from elasticsearch import Elasticsearch as Client
 from kafka_kit import committing, epoch, identity, prepare, rows, sink_on_new_topic, task
 from typer.testing import CliRunner
 
-from epochsink import Elasticsearch, Kafka, NewTopic, Postgres
+from epochsink import Elasticsearch, ExactlyOnce, Kafka, NewTopic, Postgres
 from epochsink.cli.app import app
 from epochsink.sink import participants_of
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typer.testing import Result
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
     from epochsink.sink import Finding, Sink
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 MODULE = "a_pipeline"
 
@@ -38,7 +38,7 @@ def examined(sink: Sink) -> dict[str, Finding]:
     """Return the findings of a sink's participant by what they are about."""
     (participant,) = participants_of({"out": sink})
     with closing(participant):
-        return {finding.what: finding for finding in participant.examine("out")}
+        return {finding.what: finding for finding in participant.operator().examine("out")}
 
 
 def alarms(found: dict[str, Finding]) -> list[Finding]:
@@ -180,6 +180,32 @@ def test_with_the_stream_its_columns_and_the_executors_are_examined(
     assert spark.range(1).count() == 1
 
 
+def test_a_look_before_the_first_start_makes_nothing_and_says_what_the_start_would_make(
+    spark: SparkSession, verb: Callable[..., Result], postgres: PostgresService, pg_schema: str, pg_truth: Truth
+) -> None:
+    """The doctor, and `ExactlyOnce.check`."""
+    options = f"table='{pg_schema}.new', create=True, marker_schema='{pg_schema}_m'"
+    source = (
+        "from epochsink import ExactlyOnce, Postgres\n"
+        f"sink = ExactlyOnce(checkpoint='checkpoint', sinks={{'table': Postgres({postgres.dsn!r}, {options})}})\n"
+        "def stream(spark):\n    return spark.readStream.format('rate').load()\n"
+    )
+    result = verb(source, "doctor", f"{MODULE}:sink", "--frame", f"{MODULE}:stream", "--json")
+    assert result.exit_code == 0, result.output
+    lines = json.loads(result.stdout)["lines"]
+    said = [line["found"] for line in lines if (line["of"], line["what"]) == ("sink 'table'", "start")]
+    assert [line.split('"')[0] for line in said] == [
+        "would create schema ",
+        "would create the table: CREATE TABLE IF NOT EXISTS ",
+    ]
+
+    sink = Postgres(postgres.dsn, table=f"{pg_schema}.new", create=True, marker_schema=f"{pg_schema}_m")
+    once = ExactlyOnce(checkpoint="checkpoint", sinks={"table": sink})
+    assert [f"would {each}" for each in once.check(spark.readStream.format("rate").load())] == said
+    there = pg_truth.execute("SELECT to_regclass(%s), to_regnamespace(%s)", f"{pg_schema}.new", f"{pg_schema}_m")
+    assert there == [(None, None)]
+
+
 def test_status_tells_what_a_database_holds_since_when_and_what_it_blocks(
     verb: Callable[..., Result], tmp_path: Path, postgres: PostgresService, table: str
 ) -> None:
@@ -219,7 +245,7 @@ def test_a_participant_tells_which_partitions_its_open_transactions_hold_back(
     who = identity()
     with committing(config, who) as sink:
         prepare(config, task(who, epoch(3)), rows("a"))
-        (held,) = sink.participant.in_target()
+        (held,) = sink.participant.operator().pending()
         assert (held.kind, held.holds) == ("open transaction", (f"{config.topic}-0",))
         assert sink.abort_orphans([]) != []
-        assert list(sink.participant.in_target()) == []
+        assert list(sink.participant.operator().pending()) == []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 ROWS: list[Document] = [(f"d{number}", {"n": number}) for number in range(40)]
 PASSING = [408, 429, 500, 502, 503, 504]

@@ -24,13 +24,13 @@ from elasticsearch_rig import Rig, keyless, rendered
 from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 
 from epochsink import failpoints
-from epochsink.elasticsearch import Elasticsearch, applied_epochs, committer
+from epochsink.elasticsearch import Elasticsearch, applied_epochs
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, RowsRejected, SpoolDamaged, SpoolMissing, WentBack
-from epochsink.identity import claim_document, identity_key, marker_document
+from epochsink.identity import claim_document, marker_document
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Epoch, LastDone, Outcome, Task
+from epochsink.sink import Epoch, LastDone, Outcome, Task, identity_key
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document, Prepared
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
     from epochsink.sink import SpoolFile
+    from epochsink_devkit.services import ElasticsearchService
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ def test_the_base_lies_above_counters_and_timestamps_used_as_versions(rig: Rig, 
 
 
 def test_bases_differ_even_within_one_second(rig: Rig) -> None:
-    bases = [rig.committer.initial_state()["base"] for _ in range(4)]
+    bases = [rig.committer.join().origin["base"] for _ in range(4)]
     assert len({*bases, rig.identity.origin["base"]}) == 5
     assert bases == sorted(bases)
 
@@ -507,7 +507,8 @@ def test_a_marker_that_was_read_a_second_ago_is_read_again_before_a_commit(
         late.committer.verify_applied(None, LastDone(0, prepared.epoch.attempt, (prepared.part,)))
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
         later = time.monotonic() + 1
-        monkeypatch.setattr(committer, "time", SimpleNamespace(monotonic=lambda: later))
+        clock = SimpleNamespace(monotonic=lambda: later, time=time.time, sleep=time.sleep)
+        monkeypatch.setattr(late.committer.participant, "_clock", clock)
         assert late.commit(prepared).outcome is Outcome.COMMITTED
         assert proxy.bulks == []
 

@@ -22,8 +22,8 @@ from http_proxy import Answer, Proxy, Seen
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
-from epochsink.identity import claim_document, identity_key
-from epochsink.sink import Chosen, LastDone, Outcome, Retried
+from epochsink.identity import claim_document
+from epochsink.sink import Chosen, Epoch, LastDone, Outcome, Retried, identity_key
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import elasticsearch as vendor
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
     from epochsink.elasticsearch.letters import ElasticsearchLetters
+    from epochsink_devkit.services import ElasticsearchService
 
 SCHEMA = pa.schema([("@timestamp", pa.timestamp("us", tz="UTC")), ("n", pa.int64())])
 AT = "2026-11-22T06:30:00.000000Z"
@@ -305,7 +305,7 @@ def test_refused_documents_become_dead_letters_once_and_a_missing_pipeline_makes
             assert len(other.stored(dead)) == 2
             client.indices.put_settings(index=name, settings={"index.default_pipeline": None})
             assert other.commit(last).outcome is Outcome.COMMITTED
-            letters = other.committer.participant.letters("search")
+            letters = other.committer.participant.operator().letters("search")
             assert letters.retry(Chosen()).kept == 2
             assert letters.drop(Chosen()) == 2
         assert numbers(client, name) == once(5)
@@ -322,7 +322,7 @@ def lettered(rig: Rig, client: vendor.Elasticsearch, number: int, first: int, la
     bad = [{"n": each, "@timestamp": AT, f"new{number}": 1} for each in range(first + 1, last)]
     rig.apply(number, [keyless([{"n": first, "@timestamp": AT}, *bad])])
     strict(client, rig.sink.index, on=False)
-    found: ElasticsearchLetters = rig.committer.participant.letters(rig.identity.sink)
+    found: ElasticsearchLetters = rig.committer.participant.operator().letters(rig.identity.sink)
     assert found.count(Chosen()) == len(bad)
     return found
 
@@ -375,14 +375,14 @@ def test_a_retry_that_broke_off_before_a_rollover_appends_nothing_twice(
     ):
         lettered(rig, client, 0, 0, 5)
         with pytest.raises(OutcomeUnknown, match="was broken off"):
-            cut_off.committer.participant.letters("search").retry(Chosen())
+            cut_off.committer.participant.operator().letters("search").retry(Chosen())
         assert numbers(client, name) == once(5)
         client.indices.rollover(alias=name)
         # the newest epoch's documents are in the new backing index alone
         rig.apply(1, [rows(5, 10)])
         with closing(rig.another_driver()) as other:
-            assert other.committer.participant.letters("search").retry(Chosen()) == Retried(written=4)
-            assert other.committer.participant.letters("search").count(Chosen()) == 0
+            assert other.committer.participant.operator().letters("search").retry(Chosen()) == Retried(written=4)
+            assert other.committer.participant.operator().letters("search").count(Chosen()) == 0
         assert numbers(client, name) == once(10)
 
 
@@ -404,7 +404,7 @@ def test_a_retry_that_another_one_and_a_rollover_overtake_deletes_the_copies_tha
             Proxy(with_letters["hosts"], overtakes) as proxy,
             closing(Rig(OneByOne(**{**with_letters, "hosts": proxy.url}), rig.identity)) as slow,
         ):
-            assert slow.committer.participant.letters("search").retry(Chosen()) == Retried(written=4)
+            assert slow.committer.participant.operator().letters("search").retry(Chosen()) == Retried(written=4)
         assert overtaken == [Retried(written=4)]
         assert numbers(client, name) == once(5)
 
@@ -510,7 +510,7 @@ def test_a_retry_whose_documents_a_pipeline_sends_elsewhere_keeps_the_letters(
         ):
             for _ in range(2):
                 with pytest.raises(PrepareFailed, match="stored in elsewhere"):
-                    other.committer.participant.letters("search").retry(Chosen())
+                    other.committer.participant.operator().letters("search").retry(Chosen())
         assert letters.count(Chosen()) == 4
         assert letters.retry(Chosen()) == Retried(written=4)
         assert numbers(client, with_letters["index"]) == once(5)
@@ -540,13 +540,35 @@ def test_letters_of_a_run_before_a_rollover_do_not_count(
         prepared = rig.prepare(0, [keyless([*documents, {"n": "x", "@timestamp": AT}])])
         verdict = rig.commit(prepared)
         assert (verdict.outcome, verdict.set_aside) == (Outcome.COMMITTED, 1)
-        letters = rig.committer.participant.letters(rig.identity.sink)
+        letters = rig.committer.participant.operator().letters(rig.identity.sink)
         assert letters.count(Chosen()) == 1
         rig.apply(1, [rows(4, 8)])
         assert letters.count(Chosen()) == 1
         assert [letter.row["document"]["n"] for letter in letters.read(Chosen(), 9)] == ["x"]
         assert numbers(client, name) == once(8)
         assert len(backing(client, name)) == 2
+
+
+def test_a_backing_index_of_a_rollover_that_takes_none_of_the_rows_is_refused_before_the_decision(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    name = options["index"]
+    with closing(joined(OneByOne(**options))) as rig:
+        rig.committer.participant.begin(Epoch(0, "a"), {"search": SCHEMA})
+        rig.apply(0, [rows(0, 5)])
+        template = {
+            "settings": {"number_of_replicas": 0},
+            "mappings": {"properties": {"n": {"type": "ip"}, "@timestamp": {"type": "date"}}},
+        }
+        client.indices.put_index_template(name=name, index_patterns=[name], data_stream={}, template=template)
+        client.indices.rollover(alias=name)
+        with pytest.raises(PrepareFailed, match=r"does not take the rows: column 'n' is int64.* epoch 1 is not record"):
+            rig.prepare(1, [rows(5, 9)])
+        template["mappings"]["properties"]["n"]["type"] = "long"  # type: ignore[index]
+        client.indices.put_index_template(name=name, index_patterns=[name], data_stream={}, template=template)
+        client.indices.rollover(alias=name)
+        rig.apply(1, [rows(5, 9)])
+        assert numbers(client, name) == once(9)
 
 
 def test_a_backing_index_that_forgets_stops_vote_and_commit(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document
     from fix_services import FreshName, PrivateElasticsearch
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 DEADLINE = 60.0
 OLD: list[Document] = [(f"d{number}", {"n": number, "state": "old"}) for number in range(60)]

@@ -10,15 +10,16 @@ import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
 from elasticsearch_requests import OneByOne, SmallRequests
-from elasticsearch_rig import SCHEMA, Elsewhere, Rig, rendered
-from http_proxy import Proxy
+from elasticsearch_rig import SCHEMA, Rig, rendered
+from http_proxy import Answer, Proxy
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.elasticsearch.config import is_index_name
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
-from epochsink.sink import LastDone, Outcome
+from epochsink.sink import LastDone, Outcome, comparing
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import elasticsearch as vendor
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 
 @pytest.fixture
@@ -66,6 +67,87 @@ def test_a_missing_index_is_made_from_the_schema(sink: Elasticsearch, client: ve
     }
     assert made["settings"]["index"]["number_of_replicas"] == "0"
     assert check(sink) == []
+
+
+LATER = [
+    ("d", pa.float64()),
+    ("text", pa.string()),
+    ("m", pa.map_(pa.string(), pa.int64())),
+    ("exact", pa.decimal128(30, 2)),
+    ("seen", pa.timestamp("us", tz="UTC")),
+]
+"""Columns whose values the server would map by the first document, and whose later ones it would refuse then."""
+FIRST = {"d": 1.5, "text": "2026-01-01", "m": {"a": 1}, "exact": 1.25, "seen": "2026-01-01T00:00:00.123456Z"}
+THEN = {"d": "NaN", "text": "no date", "m": {"a": 1, "a.b": 2}, "exact": 12345678901234567890.25, "seen": None}
+
+
+def test_columns_that_a_restart_adds_are_mapped_as_in_a_new_index(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    """Else the server maps them by the first document, and refuses rows after the decision."""
+    schema = pa.schema([*SCHEMA, *LATER, ("s", pa.struct([("x", pa.int64()), ("y", pa.float64())]))])
+    before = pa.schema([*SCHEMA, ("s", pa.struct([("x", pa.int64())]))])
+    with closing(Rig.joining(sink, before)) as rig:
+        rig.apply(0, [rendered([("a", {"n": 1, "s": {"x": 1}})])])
+    assert check(sink, schema) == []
+    another = changed(sink, index=f"{sink.index}_new")
+    assert check(another, schema) == []
+    made = client.indices.get_mapping(index=f"{sink.index}*").body
+    assert made[sink.index] == made[another.index]
+    with closing(Rig(sink, rig.identity)) as later:
+        later.apply(1, [rendered([("b", {**FIRST, "s": {"x": 1, "y": 1}}), ("c", {**THEN, "s": {"y": "NaN"}})])])
+        assert sorted(later.stored()) == ["a", "b", "c"]
+
+
+def test_a_comparison_creates_no_index_and_adds_no_column_and_says_what_a_start_would_do(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    letters = f"{sink.index}_letters"
+    lettered = changed(sink, on_rejected="dead_letter", dead_letter_index=letters)
+    with comparing() as would:
+        assert check(lettered) == []
+    made = [f"create the index '{letters}'", f"create the index '{sink.index}' with a mapping of the columns id, n, at"]
+    assert [each for each in would if sink.index in each] == made
+    assert not client.indices.exists(index=f"{sink.index}*", allow_no_indices=False)
+    assert check(lettered) == []
+    client.indices.put_mapping(index=sink.index, dynamic="strict")
+    mapping = client.indices.get_mapping(index=sink.index).body
+    later = pa.schema([*SCHEMA, ("d", pa.float64())])
+    with comparing() as would:
+        assert check(lettered, later) == []
+    assert would == [f"add to the mapping of index '{sink.index}' the column(s) d"]
+    assert client.indices.get_mapping(index=sink.index).body == mapping
+    assert check(lettered, later) == []
+
+
+def test_a_mapping_that_is_not_ours_gets_no_columns(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    client.indices.create(index=sink.index, mappings={"properties": {"n": {"type": "long"}}})
+    assert check(sink) == []
+    assert client.indices.get_mapping(index=sink.index)[sink.index]["mappings"]["properties"].keys() == {"n"}
+
+
+def test_a_column_that_the_user_may_not_add_to_the_mapping_is_a_finding_with_the_request(
+    sink: Elasticsearch,
+) -> None:
+    assert check(sink) == []
+    denied = Answer(403, b'{"error":{"type":"security_exception","reason":"action is unauthorized"},"status":403}')
+    with Proxy(
+        sink.hosts[0], lambda seen: denied if "_mapping" in seen.path and seen.method == "PUT" else None
+    ) as proxy:
+        (finding,) = check(changed(sink, hosts=proxy.url), pa.schema([*SCHEMA, ("d", pa.float64())]))
+    assert "lacks the column(s) 'd', and their mapping cannot be added" in finding
+    assert f'PUT /{sink.index}/_mapping {{"properties": {{"d": {{"type": "double"' in finding
+
+
+@pytest.mark.parametrize(
+    "end", ["..b", ".", "...", "-_+", "%2e", "&=;", "{}()[]", "é" * 20, "~!@$^'", "A", "*", "#", ":", '"']
+)
+def test_each_name_of_an_index_that_is_accepted_is_one_for_the_server(
+    name: str, client: vendor.Elasticsearch, end: str
+) -> None:
+    """And one that is refused is none: else the server's words were all that a user gets."""
+    takes = client.options(ignore_status=400).indices.create(index=name + end).meta.status != 400
+    assert is_index_name(name + end) == takes
 
 
 def test_an_unknown_index_is_a_finding_with_creation_off(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
@@ -285,30 +367,28 @@ def test_an_alias_that_moves_during_a_commit_gets_the_whole_epoch(
         assert rig.stored(second) == dict(documents)
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["by-the-driver", "by-executors"])
 def test_an_alias_that_moves_away_and_back_during_a_commit_takes_no_document_with_it(
-    sink: Elasticsearch, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch, *, large: bool
+    sink: Elasticsearch, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same before and after. A document that another program has changed is looked for where it is, too."""
     alias, first, second = f"{sink.index}_alias", f"{sink.index}_1", f"{sink.index}_2"
     client.indices.create(index=first, aliases={alias: {}})
     client.indices.create(index=second)
-    between = {"elasticsearch.bulk.between", "elasticsearch.part.between"}
     # after the first request, and after some more
     places = {1: (first, second), 4: (second, first)}
     reached: list[str] = []
 
     def move(point: str) -> None:
-        if point in between:
-            reached.append(point)
-        if point in between and len(reached) in places:
+        if point != "elasticsearch.bulk.between":
+            return
+        reached.append(point)
+        if len(reached) in places:
             old, new = places.pop(len(reached))
             client.indices.update_aliases(
                 actions=[{"remove": {"index": old, "alias": alias}}, {"add": {"index": new, "alias": alias}}]
             )
 
-    with closing(Rig.joining(changed(sink, OneByOne, index=alias, executors_above=0 if large else None))) as rig:
-        rig.committer.participant.executors = Elsewhere() if large else None
+    with closing(Rig.joining(changed(sink, OneByOne, index=alias))) as rig:
         rig.apply(0, [rendered([("8", {"n": 0})])])
         for touch in range(2):
             client.update(index=first, id="8", doc={"touched": touch})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 ROWS: list[Document] = [(f"d{number}", {"n": number}) for number in range(40)]
 PIPELINE = {"index.default_pipeline": "epochsink-test-empty"}
@@ -218,7 +218,7 @@ def test_a_document_that_a_pipeline_fails_on_is_refused_for_good(
                 verdict = again.commit(prepared)
                 assert (verdict.outcome, verdict.set_aside) == (Outcome.COMMITTED, 1)
                 assert again.stored() == dict(ROWS)
-                letters = again.committer.participant.letters("search")
+                letters = again.committer.participant.operator().letters("search")
                 assert letters.retry(Chosen()).kept == 1
                 proxy.behave = lambda _: None
                 assert letters.retry(Chosen()) == Retried(written=1)

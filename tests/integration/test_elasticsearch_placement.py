@@ -7,9 +7,10 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from elasticsearch_requests import OneByOne, SmallRequests
-from elasticsearch_rig import SCHEMA, Elsewhere, Rig, keyless, rendered
+from elasticsearch_rig import SCHEMA, Rig, keyless, rendered
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from epochsink.elasticsearch import Elasticsearch
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import elasticsearch as vendor
-    import pyarrow as pa
     from fix_services import FreshName
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 SHARDS = 5
 
@@ -61,13 +61,11 @@ def shards(client: vendor.Elasticsearch, index: str) -> dict[str, set[int]]:
     return found
 
 
-@pytest.mark.parametrize("executors", [False, True], ids=["driver", "executors"])
 def test_documents_of_a_routing_share_a_shard_and_are_replaced_and_deleted_there(
-    options: dict[str, Any], client: vendor.Elasticsearch, *, executors: bool
+    options: dict[str, Any], client: vendor.Elasticsearch
 ) -> None:
-    routed = SmallRequests(**options, routing="customer", executors_above=0)
+    routed = SmallRequests(**options, routing="customer")
     with closing(Rig.joining(routed)) as rig:
-        rig.committer.participant.executors = Elsewhere() if executors else None
         rig.apply(0, [customers(0, 20)], [customers(20, 40)])
         for turn in range(2):  # so that its version lies above the next epoch's; the same update twice would be none
             client.update(index=options["index"], id="d7", routing="customer 1", doc={"touched": turn})
@@ -149,6 +147,10 @@ def test_a_routing_that_is_null_or_does_not_follow_from_the_key_is_refused(
         made: list[pa.RecordBatch] = one_pass({"search": sink}, schemas).apply(frame).toArrow().to_batches()
         return made
 
+    for clock in ("concat(name, DATE 'today')", "concat(name, curdate())", "concat(name, unix_timestamp())"):
+        with pytest.raises(ConfigurationError, match="not known whether that has the same value each time"):
+            planned(key=["id", "name"], routing=clock)
+
     with pytest.raises(ConfigurationError, match=r"routing='`name`' depends on name, and the key does not") as caught:
         planned(routing="name")
     assert "key=['`id`', 'name']" in caught.value.hint
@@ -205,13 +207,11 @@ def months(options: dict[str, Any], client: vendor.Elasticsearch) -> Months:
     return Months(client, options.pop("index"))
 
 
-@pytest.mark.parametrize("executors", [False, True], ids=["driver", "executors"])
 def test_each_row_goes_to_the_index_that_it_names_and_is_replaced_and_deleted_there(
-    options: dict[str, Any], client: vendor.Elasticsearch, months: Months, *, executors: bool
+    options: dict[str, Any], client: vendor.Elasticsearch, months: Months
 ) -> None:
-    sink = SmallRequests(**options, index_by="month", executors_above=0, refresh=True)
+    sink = SmallRequests(**options, index_by="month", refresh=True)
     with closing(Rig.joining(sink)) as rig:
-        rig.committer.participant.executors = Elsewhere() if executors else None
         rig.apply(0, [months.rows(0, 20)], [months.rows(20, 40)])
         assert client.count(index=f"{months.prefix}-*")["count"] == 40, "refresh=True"
         for turn in range(2):  # so that its version lies above the next epoch's; the same update twice would be none
@@ -297,24 +297,22 @@ def test_a_name_that_no_index_can_have_is_refused_with_its_value(
         assert len(months.stored()) == 3
 
 
-@pytest.mark.parametrize("executors", [False, True], ids=["driver", "executors"])
 def test_rows_with_such_names_and_refused_documents_become_dead_letters_once(
-    options: dict[str, Any], months: Months, *, executors: bool
+    options: dict[str, Any], months: Months
 ) -> None:
     dead = f"{months.prefix}_dead"
-    lettered: dict[str, Any] = {"on_rejected": "dead_letter", "dead_letter_index": dead, "executors_above": 0}
+    lettered: dict[str, Any] = {"on_rejected": "dead_letter", "dead_letter_index": dead}
     bad = rendered([(f"b{number}", {"n": 1}) for number in range(len(BAD_NAMES))], indices=BAD_NAMES)
     letters_itself = rendered([("dead", {"n": 1}), ("text", {"n": "x"})], indices=[dead, months.name(0)])
     with closing(Rig.joining(SmallRequests(**options, index_by="month", **lettered))) as rig:
-        rig.committer.participant.executors = Elsewhere() if executors else None
-        rig.committer.participant.keeping(Epoch(0, "a"), {"search": SCHEMA})
+        rig.committer.participant.begin(Epoch(0, "a"), {"search": SCHEMA})
         prepared = rig.prepare(0, [months.rows(0, 30), bad], [letters_itself])
         with closing(rig.another_driver()) as other:
             for driver in (rig, other):
                 assert driver.commit(prepared).outcome is Outcome.COMMITTED
         assert months.stored() == months.expected(**{f"d{n}": 0 for n in range(30)})
         letters = {each["id"]: (each["index"], each["error"]) for each in rig.stored(dead).values()}
-        invalid = {f"b{n}": (str(name), "invalid_index_name_exception") for n, name in enumerate(BAD_NAMES)}
+        invalid = {f"b{n}": (name, "invalid_index_name_exception") for n, name in enumerate(BAD_NAMES)}
         refused = {"text": (months.name(0), "document_parsing_exception")}
         assert letters == {**invalid, "dead": (dead, "invalid_index_name_exception"), **refused}
 
@@ -332,7 +330,7 @@ def test_an_epoch_touches_a_bounded_number_of_indices(options: dict[str, Any], m
 def test_indices_are_made_from_the_schema_or_from_templates(
     options: dict[str, Any], client: vendor.Elasticsearch, months: Months
 ) -> None:
-    mapping = {"properties": {"n": {"type": "integer"}}}
+    mapping = {"properties": {"n": {"type": "double"}}}
     client.indices.put_index_template(
         name=months.prefix,
         index_patterns=[f"{months.prefix}-*"],
@@ -342,7 +340,7 @@ def test_indices_are_made_from_the_schema_or_from_templates(
         for month, create in enumerate([{"number_of_shards": 2}, False]):
             sink = SmallRequests(**{**options, "create": create}, index_by="month")
             with closing(Rig.joining(sink)) as rig:
-                rig.committer.participant.keeping(Epoch(0, "a"), {"search": SCHEMA})
+                rig.committer.participant.begin(Epoch(0, "a"), {"search": SCHEMA})
                 rig.apply(0, [rendered([("a", {"n": 1})], indices=[months.name(month)])])
     finally:
         client.indices.delete_index_template(name=months.prefix)
@@ -351,6 +349,59 @@ def test_indices_are_made_from_the_schema_or_from_templates(
     assert by_schema["mappings"]["properties"]["n"] == {"type": "long"}
     assert by_template["mappings"] == mapping
     assert [each["settings"]["index"]["number_of_shards"] for each in (by_schema, by_template)] == ["2", "3"]
+
+
+def test_columns_that_a_restart_adds_are_mapped_in_the_indices_that_rows_name(
+    options: dict[str, Any], client: vendor.Elasticsearch, months: Months
+) -> None:
+    """In those of earlier starts, and in new ones."""
+    schema = pa.schema([*SCHEMA, ("d", pa.float64())])
+    sink = Elasticsearch(**options, index_by="month")
+    with closing(Rig.joining(sink)) as rig:
+        rig.committer.participant.begin(Epoch(0, "a"), {"search": SCHEMA})
+        rig.apply(0, [months.rows(0, 2, months=2)])
+    documents = [(f"x{n}", {"n": n, "d": value}) for n, value in enumerate([1, "NaN", 1, "NaN"])]
+    rows = rendered(documents, indices=[months.name(month) for month in (1, 1, 2, 2)])
+    with closing(Rig(sink, rig.identity)) as later:
+        later.committer.participant.begin(Epoch(1, "a"), {"search": schema})
+        later.apply(1, [rows])
+    for month, columns in enumerate([{"id", "n", "at"}, {"id", "n", "at", "d"}, {"id", "n", "at", "d"}]):
+        made = client.indices.get_mapping(index=months.name(month))[months.name(month)]["mappings"]["properties"]
+        assert made.keys() == columns
+
+
+@pytest.mark.parametrize(
+    ("mappings", "reason"),
+    [
+        ({"_routing": {"required": True}}, r"refuses an empty document: .*routing is required"),
+        ({"properties": {"n": {"type": "ip"}}}, "column 'n' is int64, the index maps it as ip"),
+        ({"dynamic": "strict", "properties": {"n": {"type": "long"}}}, "column 'id' is not in the mapping"),
+    ],
+    ids=["routing", "type", "strict"],
+)
+def test_an_index_that_rows_name_and_that_takes_none_of_them_is_refused_before_the_decision(
+    options: dict[str, Any], client: vendor.Elasticsearch, months: Months, mappings: dict[str, Any], reason: str
+) -> None:
+    """Each start would be refused else, once the epoch is decided."""
+    client.indices.create(index=months.name(1), settings={"number_of_replicas": 0}, mappings=mappings)
+    with closing(Rig.joining(Elasticsearch(**options, index_by="month"))) as rig:
+        rig.committer.participant.begin(Epoch(0, "a"), {"search": SCHEMA})
+        with pytest.raises(PrepareFailed, match=f"{months.name(1)}' does not take the rows: .*{reason}") as caught:
+            rig.prepare(0, [months.rows(0, 3)])
+        assert not caught.value.may_pass
+        assert "epoch 0 is not recorded" in str(caught.value)
+        months.set_back(1, again=False)
+        rig.apply(0, [months.rows(0, 3)])
+        assert len(months.stored()) == 3
+
+
+def test_an_index_that_cannot_be_created_is_named(options: dict[str, Any], months: Months) -> None:
+    sink = Elasticsearch(**{**options, "create": {"number_of_shards": 0}}, index_by="month")
+    with (
+        closing(Rig.joining(sink)) as rig,
+        pytest.raises(PrepareFailed, match=f"creating index '{months.name(0)}' failed: .*number_of_shards"),
+    ):
+        rig.prepare(0, [months.rows(0, 1)])
 
 
 def test_the_name_of_an_alias_and_an_index_that_forgets_are_refused(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import random
 import time
 import uuid
 from contextlib import closing
@@ -11,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from elasticsearch_requests import SmallRequests
-from elasticsearch_rig import SCHEMA, Elsewhere, ListedRows, Rig, rendered
+from elasticsearch_rig import SCHEMA, ListedRows, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, preflight
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
-from epochsink.identity import claim_document, identity_key, marker_document
-from epochsink.sink import Chosen, Epoch, LastDone, Outcome
+from epochsink.identity import claim_document, marker_document
+from epochsink.sink import Chosen, Epoch, LastDone, Outcome, identity_key
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 GOOD: list[Document] = [(f"good{number}", {"n": number}) for number in range(8)]
 FIELDS = {"id": {"type": "keyword"}, "n": {"type": "long"}, "at": {"type": "date"}}
@@ -296,13 +299,56 @@ def test_a_document_too_large_for_a_proxy_stops_at_the_commit_and_is_never_dropp
         assert "huge" in rig.stored()
 
 
+def scattered(size: int) -> str:
+    """Return a text that no compression makes much shorter."""
+    return base64.b85encode(random.Random(size).randbytes(size * 4 // 5)).decode()
+
+
+@pytest.mark.parametrize("lettered", [False, True], ids=["stop", "dead letters"])
+def test_a_document_that_a_proxy_does_not_take_is_refused_before_the_checkpoint(
+    options: dict[str, Any], *, lettered: bool
+) -> None:
+    """With dead letters, if its letter is too large as well. The first document of a length is sent, no other one."""
+    limit = 1_500_000
+    dead = {"on_rejected": "dead_letter", "dead_letter_index": f"{options['index']}_dead"} if lettered else {}
+    with Proxy(options["hosts"], lambda seen: Answer(413) if len(seen.body) > limit else None) as proxy:
+        sink = Elasticsearch(**{**options, "hosts": proxy.url, **dead})
+        with closing(Rig.joining(sink, pa.schema([("text", pa.string())]))) as rig:
+            for name in ("fits", "fits as well"):
+                rig.prepare(0, [rendered([*GOOD, (name, {"text": scattered(1_200_000)})])])
+            assert sum(len(seen.body) > 1_000_000 for seen in proxy.seen) == 1
+            with pytest.raises(RowsRejected, match="more than a proxy in front of the server accepts") as refused:
+                rig.prepare(0, [rendered([*GOOD, ("huge", {"text": scattered(2_000_000)})])])
+            assert "limit of the proxy" in refused.value.hint
+            assert rig.stored() == {}
+
+
+def test_a_document_that_a_proxy_does_not_take_is_set_aside_if_its_letter_is_smaller(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    text = "x" * 1_200_000
+    client.indices.put_mapping(index=options["index"], properties={"text": {"type": "text", "index": False}})
+    with Proxy(options["hosts"], lambda seen: Answer(413) if len(seen.body) > 1_000_000 else None) as proxy:
+        sink = dead_lettered(options, Elasticsearch, hosts=proxy.url)
+        with closing(Rig.joining(sink, pa.schema([("n", pa.int64()), ("text", pa.string())]))) as rig:
+            rig.apply(0, [rendered([*GOOD, ("huge", {"text": text})])])
+            (letter,) = rig.stored(sink.dead_letter_index).values()
+            assert len(letter["source"]) == 100_000
+            letters = rig.committer.participant.operator().letters("search")
+            assert letters.retry(Chosen()).kept == 1
+            assert letters.read(Chosen(), 1)[0].row["document"] == letter["source"]
+            proxy.behave = lambda _: None
+            assert letters.retry(Chosen()).written == 1
+            assert rig.stored() == {**dict(GOOD), "huge": {"text": text}}
+
+
 def test_a_document_above_the_indexing_pressure_is_judged_at_the_vote(
     client: vendor.Elasticsearch, options: dict[str, Any]
 ) -> None:
     stats = client.nodes.stats(metric="indexing_pressure")["nodes"].values()
     limit = min(each["indexing_pressure"]["memory"]["limit_in_bytes"] for each in stats)
     content = client.nodes.info(metric="http")["nodes"].values()
-    preflight.refuse_too_large(client, limit // 2)
+    preflight.refuse_too_large(ElasticsearchServer(client), limit // 2)
     assert limit < min(each["http"]["max_content_length_in_bytes"] for each in content)
     written = WrittenTask(uuid.uuid4().hex, len(GOOD), limit + 1)
     rows = ListedRows({written.task: [rendered(GOOD)]})
@@ -374,16 +420,14 @@ def without_keys(
     return batch.set_column(0, "id", pa.array(ends))
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["by-the-driver", "by-executors"])
 @pytest.mark.parametrize("ranked", [False, True], ids=["plain", "ranked"])
 def test_each_row_without_a_valid_key_is_a_letter_and_no_other_row_replaces_it(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, ranked: bool, large: bool
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, ranked: bool
 ) -> None:
     """Also if the epoch is broken off and applied again: NULL, empty and too long keys, in several tasks."""
     order_by = "n" if ranked else None
-    sink = dead_lettered(options, executors_above=0 if large else None, order_by=order_by)
+    sink = dead_lettered(options, order_by=order_by)
     with closing(Rig.joining(sink)) as rig:
-        rig.committer.participant.executors = Elsewhere() if large else None
         first: list[Any] = [*GOOD, (None, {"n": 1}), (None, {"n": 1}), ("", {"n": 2}), (None, None)]
         second: list[Any] = [("k" * 513, {"n": 3}), (None, {"n": 4}), ("twice", {"n": 5}), ("twice", {"n": 6})]
         tasks = [[without_keys(*each, ranks=list(range(len(each))) if ranked else None)] for each in (first, second)]
@@ -402,7 +446,7 @@ def test_each_row_without_a_valid_key_is_a_letter_and_no_other_row_replaces_it(
         assert {(each["id"], each["error"]) for each in letters} == {(None, "invalid_key")}
         assert "its key is NULL" in next(each["reason"] for each in letters if each["source"] == '{"n": 4}')
         # they have no _id with which they could be written
-        assert rig.committer.participant.letters("search").retry(Chosen()).kept == 6
+        assert rig.committer.participant.operator().letters("search").retry(Chosen()).kept == 6
 
 
 def test_rows_without_a_valid_routing_become_letters(options: dict[str, Any]) -> None:
@@ -414,19 +458,17 @@ def test_rows_without_a_valid_routing_become_letters(options: dict[str, Any]) ->
         assert "routing of a row is empty" in letter["reason"]
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["by-the-driver", "by-executors"])
 @pytest.mark.parametrize("keyed", [False, True], ids=["no-key", "key"])
 def test_rows_with_a_map_that_no_index_takes_are_letters_once(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, keyed: bool, large: bool
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, keyed: bool
 ) -> None:
     """Beside rows without a key, and if the epoch is broken off: the newest row of an id counts, whatever its maps."""
-    wrong = "column 'm': {}\n" + json.dumps({"n": 9})
+    wrong = "map column 'm': {}\n" + json.dumps({"n": 9})
     batch = rendered([("a", {"n": 1}), ("b", {"n": 2}), ("b", {}), ("", {"n": 3}), ("c", {"n": 4})])
     sources = batch["source"].to_pylist()
     batch = batch.set_column(1, "source", pa.array([sources[0], sources[1], wrong, wrong, None if keyed else wrong]))
-    sink = dead_lettered(options, executors_above=0 if large else None, key="id" if keyed else None)
+    sink = dead_lettered(options, key="id" if keyed else None)
     with closing(Rig.joining(sink)) as rig:
-        rig.committer.participant.executors = Elsewhere() if large else None
         prepared = rig.prepare(0, [batch if keyed else batch.select(["source"])])
         _break_off_at(monkeypatch, "elasticsearch.marker.before")
         with pytest.raises(KeyboardInterrupt):
@@ -438,13 +480,13 @@ def test_rows_with_a_map_that_no_index_takes_are_letters_once(
         assert sorted(each["n"] for each in rig.stored().values()) == ([1] if keyed else [1, 2])
         errors = sorted((each["error"], each["id"]) for each in letters())
         assert errors == ([("invalid_key", None), ("invalid_map", "b")] if keyed else [("invalid_map", None)] * 3)
-        assert rig.committer.participant.letters("search").retry(Chosen()).kept == len(letters())
+        assert rig.committer.participant.operator().letters("search").retry(Chosen()).kept == len(letters())
 
 
 def test_more_rows_without_a_key_than_the_limit_stop_the_query_before_the_decision(options: dict[str, Any]) -> None:
     with closing(Rig.joining(dead_lettered(options, letters_limit=0.25))) as rig:
         rig.apply(0, [without_keys(*GOOD, (None, {"n": 1}))])
-        with pytest.raises(RowsRejected, match=r"2 of 4 rows have no valid _id or routing, or a map"):
+        with pytest.raises(RowsRejected, match=r"2 of 4 rows have no valid _id or routing, or a value"):
             rig.prepare(1, [without_keys(*GOOD[:2], (None, {}), (None, {}))])
         assert rig.committer.newest() == 0
 

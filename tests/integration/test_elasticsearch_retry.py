@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,20 +19,23 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.dead_letter import forget_other_runs
+from epochsink.elasticsearch.dead_letter import decoded, forget_other_runs
 from epochsink.elasticsearch.errors import NotServed, UnfitIndex
-from epochsink.errors import PrepareFailed, RowsRejected, WentBack
-from epochsink.sink import Chosen, Epoch, LastDone, Outcome, Retried
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.identity import marker_document
+from epochsink.sink import Chosen, Epoch, LastDone, Outcome, Retried, identity_key
+from epochsink.sink.letter_row import encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elasticsearch_rig import Document
+    from elasticsearch_rig import Document, Prepared
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
     from epochsink.elasticsearch.letters import ElasticsearchLetters
     from epochsink.sink import Letter
+    from epochsink_devkit.services import ElasticsearchService
 
 ALL = Chosen()
 GOOD: list[Document] = [(f"good{number}", {"n": number}) for number in range(6)]
@@ -65,7 +70,7 @@ def correct(client: vendor.Elasticsearch, rig: Rig) -> None:
 
 
 def letters_of(rig: Rig) -> ElasticsearchLetters:
-    found: ElasticsearchLetters = rig.committer.participant.letters(rig.identity.sink)
+    found: ElasticsearchLetters = rig.committer.participant.operator().letters(rig.identity.sink)
     return found
 
 
@@ -206,7 +211,8 @@ def test_letters_of_a_broken_off_run_behind_an_alias_that_has_rolled_over_are_cl
         (letter,) = rig.stored(alias).values()
         mine = dict(letter, run="mine")
         client.index(index=alias, id="mine", document=mine)
-        forget_other_runs(client, alias, rig.identity, Epoch(0, letter["attempt"]), run="mine", timeout=10)
+        epoch, server = Epoch(0, letter["attempt"]), ElasticsearchServer(client)
+        forget_other_runs(server, alias, rig.identity, epoch, run="mine", timeout=10)
         assert rig.stored(alias) == {"mine": mine}
 
 
@@ -215,13 +221,20 @@ def test_letters_that_stay_although_the_server_accepts_their_deletion_are_an_err
 ) -> None:
     prepared = rig.apply(0, [rendered([("a", {"new": 1})])])
     (letter,) = rig.stored(rig.sink.dead_letter_index)
-    deaf = Answer(200, b'{"errors":false}')
+    deaf = Answer(200, b'{"errors":false,"items":[{"delete":{"status":200}}]}')
     with (
         Proxy(rig.sink.hosts[0], lambda seen: deaf if seen.is_bulk else None) as proxy,
         closing(connect(Elasticsearch(proxy.url, index="any"))) as through,
         pytest.raises(UnfitIndex, match=f"after the server has accepted to delete them, for example '{letter}'"),
     ):
-        forget_other_runs(through, rig.sink.dead_letter_index or "", rig.identity, prepared.epoch, run="", timeout=10)
+        forget_other_runs(
+            ElasticsearchServer(through),
+            rig.sink.dead_letter_index or "",
+            rig.identity,
+            prepared.epoch,
+            run="",
+            timeout=10,
+        )
     assert letters_of(rig).count(ALL) == 1
 
 
@@ -243,7 +256,7 @@ def test_a_letter_of_a_broken_off_run_that_another_program_has_changed_stays_alo
         client.index(index=dead, id=name, document=document, version=version, version_type="external_gte")
     touched(client, dead, "first")
     with pytest.raises(UnfitIndex, match=r"1 dead letter.* another program has changed them, for example 'first'"):
-        forget_other_runs(client, dead, rig.identity, prepared.epoch, run=mine["run"], timeout=10)
+        forget_other_runs(ElasticsearchServer(client), dead, rig.identity, prepared.epoch, run=mine["run"], timeout=10)
     assert sorted(each["run"] for each in rig.stored(dead).values()) == sorted(["broken off", mine["run"]])
 
 
@@ -293,7 +306,7 @@ def test_letters_of_which_a_shard_is_not_available_are_an_error_and_not_fewer(
                 with pytest.raises(PrepareFailed):
                     ask(ALL)
             with pytest.raises((NotServed, vendor.ApiError)):
-                forget_other_runs(through, dead, rig.identity, prepared.epoch, run="", timeout=10)
+                forget_other_runs(ElasticsearchServer(through), dead, rig.identity, prepared.epoch, run="", timeout=10)
             proxy.behave = lambda _: None
             assert letters.count(ALL) == 1
     finally:
@@ -319,7 +332,7 @@ def test_rows_of_an_index_chosen_by_the_row_go_there(options: dict[str, Any], cl
     with closing(Rig.joining(Elasticsearch(**options, index_by="day"), SCHEMA)) as rig:
         batch = keyless([{"new": 1}, {"n": 2}])
         indices = pa.array([index, "Not Valid"])
-        rig.committer.keeping(rig.prepare(0, [batch.append_column("index", pa.array([index] * 2))]).epoch, SCHEMA)
+        rig.committer.begin(rig.prepare(0, [batch.append_column("index", pa.array([index] * 2))]).epoch, SCHEMA)
         rig.apply(0, [batch.append_column("index", indices)])
         assert letters_of(rig).count(ALL) == 2
         client.indices.put_mapping(index=index, properties={"new": {"type": "long"}})
@@ -404,6 +417,124 @@ def test_a_retry_refuses_an_index_that_forgets_also_one_that_the_newest_epoch_di
     assert letters_of(by_day).count(ALL) == 1
     client.indices.put_settings(index=older, settings={durability: None})
     assert letters_of(by_day).retry(ALL) == Retried(written=1)
+
+
+def test_a_document_that_another_program_has_changed_a_little_is_replaced_as_the_command_has_said(
+    rig: Rig, client: vendor.Elasticsearch
+) -> None:
+    """The version is all that tells, and each change raises it by one: to no more than that of a later epoch."""
+    rig.apply(0, [rendered([("a", {"n": 0})])])
+    client.update(index=rig.sink.index, id="a", doc={"n": 100})
+    rig.apply(5, [rendered([("a", {"new": 5})])])
+    correct(client, rig)
+    assert "after fewer changes by another program it is replaced" in letters_of(rig).caution()
+    assert letters_of(rig).retry(ALL) == Retried(written=1)
+    assert rig.stored() == {"a": {"new": 5}}
+
+
+def test_letters_that_the_server_has_not_answered_for_are_not_kept(options: dict[str, Any], rig: Rig) -> None:
+    """The row would be nowhere: a proxy, for example, answers to less than was sent."""
+    dead = rig.sink.dead_letter_index or ""
+    none = Answer(200, b'{"errors":false,"items":[]}')
+    with (
+        Proxy(rig.sink.hosts[0], lambda seen: none if seen.is_bulk and f"/{dead}/" in seen.path else None) as proxy,
+        closing(Rig(Elasticsearch(**{**options, "hosts": proxy.url}), rig.identity)) as through,
+    ):
+        prepared = through.prepare(0, [rendered([*GOOD, ("a", {"new": 1})])])
+        with pytest.raises(OutcomeUnknown, match="1 operations were sent, and the answer has 0"):
+            through.commit(prepared)
+    assert rig.commit(prepared).set_aside == 1
+
+
+def test_two_letters_of_one_document_write_the_newer_row_and_say_so(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """An operator may have copied letters together. The order is that of order_by, not that of the letters."""
+    with closing(Rig.joining(Elasticsearch(**options, order_by="at"), SCHEMA)) as rig:
+        rig.apply(0, [rendered([("a", {"new": 2}), ("b", {"new": 3})], ranks=[2, 3])])
+        dead = rig.sink.dead_letter_index or ""
+        client.indices.refresh(index=dead)
+        for hit in client.search(index=dead, query={"term": {"id": "a"}})["hits"]["hits"]:
+            older = rendered([("a", {"new": 1})], ranks=[1])
+            row = base64.b64encode(zlib.compress(encode_row(older))).decode()
+            client.index(index=dead, id="~copy", document=hit["_source"] | {"row": row, "source": "for people"})
+        correct(client, rig)
+        assert letters_of(rig).retry(ALL) == Retried(written=2, superseded=1)
+        assert rig.stored() == {"a": {"new": 2}, "b": {"new": 3}}
+        assert letters_of(rig).count(ALL) == 0
+
+
+def test_a_letter_holds_the_row_as_the_writer_was_given_it_and_a_retry_reads_nothing_else(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    with closing(Rig.joining(Elasticsearch(**options, order_by="at", routing="r"), SCHEMA)) as rig:
+        given = rendered([("a", {"new": 1}), ("b", {"n": 1})], ranks=[7, None], routings=["x", "y"])
+        rig.apply(0, [given])
+        ((name, letter),) = rig.stored(rig.sink.dead_letter_index).items()
+        assert decoded(letter).equals(given.slice(0, 1))
+        document = letter | {"source": "{}", "id": "other", "routing": "other"}
+        version = rig.identity.origin["base"]
+        client.index(
+            index=rig.sink.dead_letter_index or "",
+            id=name,
+            document=document,
+            version=version,
+            version_type="external_gte",
+        )
+        correct(client, rig)
+        assert letters_of(rig).retry(ALL) == Retried(written=1)
+        assert client.get(index=rig.sink.index, id="a", routing="x")["_source"] == {"new": 1}
+
+
+@pytest.mark.parametrize("row", [None, "bm9uZQ==", "?"], ids=["none", "no Arrow", "no base64"])
+def test_a_letter_whose_row_cannot_be_read_stays_and_the_others_are_written(
+    rig: Rig, client: vendor.Elasticsearch, row: str | None
+) -> None:
+    rig.apply(0, [rendered([("a", {"new": 1}), ("b", {"new": 2})])])
+    client.indices.refresh(index=rig.sink.dead_letter_index)
+    (a,) = client.search(index=rig.sink.dead_letter_index, query={"term": {"id": "a"}})["hits"]["hits"]
+    other = a["_source"] | {"row": row}
+    client.index(index=rig.sink.dead_letter_index or "", id=a["_id"], document=other)
+    client.indices.refresh(index=rig.sink.dead_letter_index)
+    correct(client, rig)
+    done = letters_of(rig).retry(ALL)
+    assert (done.written, done.kept) == (1, 1)
+    assert "its row cannot be read" in done.reason
+    assert rig.stored() == {"b": {"new": 2}}
+
+
+def test_a_number_that_readers_round_is_listed_as_text(rig: Rig) -> None:
+    exact = '{"new": 12345678901234567.0123456789, "x": 0.5}'
+    batch = rendered([("a", {})])
+    rig.apply(0, [batch.set_column(1, "source", pa.array([exact]))])
+    (letter,) = read(rig)
+    assert letter.row["document"] == {"new": "12345678901234567.0123456789", "x": 0.5}
+
+
+def test_rows_whose_index_is_null_or_not_utf8_are_letters_that_say_so(options: dict[str, Any]) -> None:
+    names = pa.array([options["index"].encode(), b"day-\xff", None], pa.binary())
+    invalid = pa.Array.from_buffers(pa.string(), 3, names.buffers())
+    batch = rendered([("a", {"n": 1}), ("b", {"n": 2}), ("c", {"n": 3})]).append_column("index", invalid)
+    with closing(Rig.joining(daily(options), SCHEMA)) as rig:
+        rig.apply(0, [batch])
+        assert rig.stored(options["index"]) == {"a": {"n": 1}}
+        indices = {letter.row["_id"]: letter.row["index"] for letter in read(rig)}
+        assert indices == {"b": "day-\\xff", "c": None}
+        assert letters_of(rig).retry(ALL).kept == 2
+    plain = {name: value for name, value in options.items() if name not in {"on_rejected", "dead_letter_index"}}
+    with (
+        closing(Rig.joining(daily(plain), SCHEMA)) as rig,
+        pytest.raises(RowsRejected, match=r"index 'day-\\\\xff'"),
+    ):
+        rig.prepare(0, [batch.slice(0, 2)])
+
+
+def test_the_limit_is_the_share_as_it_is_written(options: dict[str, Any]) -> None:
+    """The product of floats is 28.999999999999996."""
+    rows: list[Document] = [(f"{number}", {"n": 1} if number >= 29 else {"other": 1}) for number in range(100)]
+    with closing(Rig.joining(Elasticsearch(**options, letters_limit=0.29), SCHEMA)) as rig:
+        rig.apply(0, [rendered(rows)])
+        assert letters_of(rig).count(ALL) == 29
 
 
 def test_a_retry_writes_to_no_index_that_is_not_for_documents(
@@ -509,6 +640,74 @@ def test_two_retries_at_once_write_each_document_once(options: dict[str, Any], c
         assert letters_of(rig).count(ALL) == 0
 
 
+def broken_off(rig: Rig, monkeypatch: pytest.MonkeyPatch, epoch: int) -> Prepared:
+    """Prepare an epoch of a refused row, and break its commit off after the letter, before the marker."""
+
+    def stop(point: str) -> None:
+        if point == "elasticsearch.marker.before":
+            raise KeyboardInterrupt
+
+    prepared = rig.prepare(epoch, [rendered([("a", {"new": epoch})])])
+    with monkeypatch.context() as patched:
+        patched.setattr("epochsink.elasticsearch.apply.failpoints.reach", stop)
+        with pytest.raises(KeyboardInterrupt):
+            rig.commit(prepared)
+    assert next((letter.epoch, letter.pending) for letter in read(rig)) == (epoch, True)
+    return prepared
+
+
+def test_letters_of_a_discarded_epoch_never_count(
+    rig: Rig, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later epoch is applied, and an old row must not take the place of what another sink may have stored since."""
+    rig.apply(0, [rendered([("kept", {"new": 0})])])
+    broken_off(rig, monkeypatch, 1)
+    discarded = LastDone(1, "", ())
+    letters = letters_of(rig)
+    letters.applied = discarded
+    assert [letter.epoch for letter in letters.read(ALL, 9)] == [0]
+    later = rig.prepare(2, [rendered([("b", {"n": 1})])], after=discarded)
+    assert rig.commit(later, discarded).outcome is Outcome.COMMITTED
+    correct(client, rig)
+    assert [letter.epoch for letter in read(rig)] == [0]
+    assert letters_of(rig).count(ALL) == 1
+    assert letters_of(rig).retry(ALL) == Retried(written=1)
+    assert rig.stored() == {"kept": {"new": 0}, "b": {"n": 1}}
+
+
+def test_letters_of_a_run_that_a_start_without_letters_took_the_place_of_never_count(
+    options: dict[str, Any], rig: Rig, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = broken_off(rig, monkeypatch, 0)
+    correct(client, rig)
+    without = {name: value for name, value in options.items() if name not in {"on_rejected", "dead_letter_index"}}
+    with closing(Rig(Elasticsearch(**without), rig.identity)) as plain:
+        assert plain.commit(prepared).outcome is Outcome.COMMITTED
+        plain.apply(1, [rendered([("a", {"n": 1})])])
+    rig.apply(2, [rendered([("b", {"other": 2})])])
+    assert [letter.row["_id"] for letter in read(rig)] == ["b"]
+    assert letters_of(rig).retry(ALL).written == 0
+    assert rig.stored() == {"a": {"n": 1}}
+
+
+def test_letters_of_many_runs_and_starts_all_count_and_the_marker_names_each_run_once(
+    rig: Rig, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epochsink.elasticsearch.apply._MOST_RUNS", 2)
+    for start in range(4):
+        with closing(rig.another_driver()) as driver:
+            for epoch in (2 * start, 2 * start + 1):
+                driver.apply(epoch, [rendered([(f"k{epoch}", {"new": epoch})])])
+        if start == 1:
+            assert letters_of(rig).drop(Chosen(epoch=0)) == 1
+            assert letters_of(rig).drop(Chosen(epoch=1)) == 1
+    marker = client.get(index="epochsink-markers", id=marker_document(identity_key(rig.identity)))["_source"]
+    assert sorted(marker["letters"].values()) == [3, 5, 7]
+    correct(client, rig)
+    assert letters_of(rig).retry(ALL) == Retried(written=6)
+    assert rig.stored() == {f"k{epoch}": {"new": epoch} for epoch in range(2, 8)}
+
+
 def test_more_letters_than_the_limit_stop_the_query_and_keep_the_letters(
     options: dict[str, Any], client: vendor.Elasticsearch
 ) -> None:
@@ -533,11 +732,13 @@ def test_more_letters_than_the_limit_stop_the_query_and_keep_the_letters(
         with closing(Rig(Elasticsearch(**options, letters_limit=0.5), rig.identity)) as later:
             verdict = later.commit(prepared)
             assert (verdict.outcome, verdict.set_aside) == (Outcome.COMMITTED, 3)
-            assert [letter.pending for letter in later.committer.participant.letters("x").read(ALL, 100)] == [False] * 5
+            assert [letter.pending for letter in letters_of(later).read(ALL, 100)] == [False] * 5
         assert letters_of(rig).count(Chosen(epoch=1)) == 3
         prepared = rig.prepare(2, [rendered([("d", {"new": 1})])])
         with pytest.raises(RowsRejected, match="letters_limit"):
             rig.commit(prepared)
         correct(client, rig)
         assert rig.commit(prepared).set_aside == 0
+        assert letters_of(rig).read(Chosen(epoch=2), 9) == []
+        rig.apply(3, [rendered([*GOOD, ("e", {"other": 1})])])
         assert letters_of(rig).read(Chosen(epoch=2), 9) == []

@@ -23,14 +23,19 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 ALLOWED = {
     "monitor": {"cluster:monitor/*"},
     "read_pipeline": {"cluster:admin/ingest/pipeline/get", "cluster:admin/ingest/pipeline/simulate"},
     "read": {"indices:data/read/*"},
     "write": {"indices:data/write/*", "indices:admin/mapping/auto_put"},
-    "view_index_metadata": {"indices:admin/get", "indices:admin/resolve/index", "indices:monitor/settings/get"},
+    "view_index_metadata": {
+        "indices:admin/get",
+        "indices:admin/mappings/get",
+        "indices:admin/resolve/index",
+        "indices:monitor/settings/get",
+    },
     "create_index": {"indices:admin/create", "indices:admin/auto_create"},
     "maintenance": {"indices:admin/refresh*"},
 }

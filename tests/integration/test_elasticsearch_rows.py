@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 SCHEMAS, ROWS = 300, 34
 DEEPEST: Final = 3
@@ -109,6 +109,12 @@ class Generator:
         return self._makers()[kind]()
 
 
+class Number(str):
+    """The text of a number with a fraction or an exponent, as it stands in a document."""
+
+    __slots__ = ()
+
+
 def stored_as(value: Any, kind: pa.DataType) -> Any:
     """Return what a document holds of a value, by the rules of docs/reference/elasticsearch.md."""
     types = pa.types
@@ -148,8 +154,14 @@ def read_as(found: Any, kind: pa.DataType) -> Any:
         return {field.name: read_as(found[field.name], field.type) for field in kind.fields}
     if types.is_map(kind) and found is not None:
         return {key: read_as(each, kind.item_type) for key, each in found.items()}
-    if isinstance(found, (Decimal, int)) and not isinstance(found, bool) and types.is_floating(kind):
+    if isinstance(found, (Number, int)) and not isinstance(found, bool) and types.is_floating(kind):
         return np.float32(found) if kind == pa.float32() else float(found)
+    if isinstance(found, Number):
+        whole, _, fraction = found.removeprefix("-").partition(".")
+        assert whole.isdigit(), found
+        assert fraction.isdigit(), found
+        assert types.is_decimal(kind), found
+        return Decimal(found)
     return found
 
 
@@ -175,7 +187,7 @@ def rendered(spark: SparkSession, sink: Elasticsearch, given: list[pa.Array]) ->
 def documents(service: ElasticsearchService, index: str) -> dict[str, Any]:
     """Return every document as it is stored: the client would make floats of its numbers."""
     with urllib.request.urlopen(f"{service.url}/{index}/_search?size={SCHEMAS * ROWS + 1}") as answer:  # noqa: S310
-        hits = json.load(answer, parse_float=Decimal)["hits"]["hits"]
+        hits = json.load(answer, parse_float=Number)["hits"]["hits"]
     return {hit["_id"]: hit["_source"] for hit in hits}
 
 

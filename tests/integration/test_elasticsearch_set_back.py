@@ -9,11 +9,11 @@ import elasticsearch as vendor
 import pytest
 from elasticsearch_rig import Rig, rendered
 
-from epochsink.devkit.services import LocalElasticsearch
 from epochsink.elasticsearch import Elasticsearch, applied_epochs
 from epochsink.errors import LedgerCorrupt, WentBack
-from epochsink.identity import identity_key, marker_document
-from epochsink.sink import LastDone
+from epochsink.identity import marker_document
+from epochsink.sink import LastDone, identity_key
+from epochsink_devkit.services import LocalElasticsearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

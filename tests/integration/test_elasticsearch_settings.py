@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document
     from fix_services import FreshName, PrivateElasticsearch
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 FIRST: list[Document] = [(f"a{number}", {"n": number}) for number in range(100)]
 SECOND: list[Document] = [(f"b{number}", {"n": number}) for number in range(200)]

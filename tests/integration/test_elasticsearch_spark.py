@@ -13,20 +13,23 @@ import pytest
 from elasticsearch_rig import Rig
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from epochsink import ExactlyOnce
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import RowsRejected
+from epochsink.elasticsearch.dead_letter import decoded
+from epochsink.errors import ConfigurationError, RowsRejected
 from epochsink.sink import Chosen
 from epochsink.spark.query_plan import one_pass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import pyarrow as pa
     from fix_services import FreshName
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 HOSTILE = 'x"}}\n{"delete":{"_id":"y"}}\r\n\u2028\\ü\t\x00'
 MOMENT = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
@@ -236,7 +239,87 @@ def test_rows_with_such_maps_become_letters_with_their_document(spark: SparkSess
             assert json.loads(source)["id"] == f"bad{n}"
             assert f'"m{n}":' in source
         # to JSON, a text that is not UTF-8 is another one already: no letter is written as if it was the row
-        assert rig.committer.participant.letters("search").retry(Chosen()).kept == len(columns)
+        assert rig.committer.participant.operator().letters("search").retry(Chosen()).kept == len(columns)
+
+
+BROKEN = "CAST(unhex('61FF62') AS STRING)"
+NO_VALUES = [
+    (BROKEN, "invalid_text", "61FF62"),
+    (f"array('x', null, {BROKEN})", "invalid_text", ""),
+    (f"named_struct('it''s', named_struct('t', {BROKEN}))", "invalid_text", ""),
+    (f"map('k', {BROKEN})", "invalid_text", ""),
+    (f"map({BROKEN}, 'v')", "invalid_text", ""),
+    (f"array(named_struct('b', X'FF', 'm', map({BROKEN}, 1)))", "invalid_text", ""),
+    (f"map('k', array(named_struct('t', {BROKEN})))", "invalid_text", ""),
+    (f"array(array(map('k', {BROKEN})))", "invalid_text", ""),
+    ("to_variant_object(named_struct('x', double('NaN')))", "invalid_variant", "NaN"),
+    ("array(named_struct('v', to_variant_object(array(float('-Infinity')))))", "invalid_variant", "Infinity"),
+]
+
+
+def test_values_that_json_would_change_are_refused_by_the_task_or_become_letters(
+    spark: SparkSession, sink: Elasticsearch
+) -> None:
+    """Spark writes U+FFFD for bytes that are not UTF-8, and NaN of a VARIANT so that no server reads the document."""
+    columns = [f"{value} AS c{n}" for n, (value, _, _) in enumerate(NO_VALUES)]
+    frame = spark.sql(f"SELECT 'x' AS id, {', '.join(columns)}")
+    with closing(Rig.joining(sink, schema_of(frame, sink))) as rig:
+        for n, (_, error, shown) in enumerate(NO_VALUES):
+            with pytest.raises(RowsRejected, match=rf"column 'c{n}': .*{shown}") as refused:
+                rig.prepare(n, rendered(frame.select("id", f"c{n}"), sink))
+            assert {"invalid_text": "not valid UTF-8", "invalid_variant": "NaN"}[error] in refused.value.message
+    dead = changed(sink, key="id", on_rejected="dead_letter", dead_letter_index=f"{sink.index}-dead")
+    with closing(Rig.joining(dead, schema_of(frame, dead))) as rig:
+        for n, column in enumerate(columns):
+            fine = "to_variant_object(array('NaN and Infinity'))" if "variant" in column else "NULL"
+            fine = fine if "array" not in column else "NULL"
+            rig.apply(n, rendered(spark.sql(f"SELECT 'bad' AS id, {column} UNION ALL SELECT 'ok{n}', {fine}"), dead))
+        assert sorted(rig.stored()) == [f"ok{n}" for n in range(len(columns))]
+        letters = sorted(rig.stored(dead.dead_letter_index).values(), key=lambda letter: letter["epoch"])
+        assert [letter["error"] for letter in letters] == [error for _, error, _ in NO_VALUES]
+        # the text itself is in the row, whose document has another one
+        assert b"61FF62" in bytes(decoded(letters[0])["source"][0].as_buffer())
+        assert rig.committer.participant.operator().letters("search").retry(Chosen()).kept == len(columns)
+
+
+DECIMAL = "CAST('0.000000000000000000' AS DECIMAL(38, 18))"
+SMALL = "CAST('-0.0000001' AS DECIMAL(38, 7))"
+SMALL_TERMS = {
+    "d": "0",
+    "s.a": "-0.0000001",
+    "l": "-0.0000001",
+    "m.-0.0000001": "0.00000001",
+    "named.k": "-0.0000001",
+    "plain": "1.20",
+    "short": 1e-8,
+}
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_small_decimals_are_numbers_with_plain_digits(spark: SparkSession, sink: Elasticsearch, ansi: str) -> None:
+    """Else a search for the number as text does not find it: the term is 0E-18."""
+    made = changed(sink, key="id")
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        frame = spark.sql(
+            f"SELECT 'x' AS id, {DECIMAL} AS d, named_struct('a', {SMALL}) AS s, array({SMALL}, NULL) AS l, "
+            f"map({SMALL}, CAST(0.00000001 AS DECIMAL(9, 8))) AS m, map('k', {SMALL}) AS named, "
+            "CAST(NULL AS STRUCT<a: DECIMAL(38, 18)>) AS n, "
+            "CAST(1.20 AS DECIMAL(38, 2)) AS plain, CAST(0.00000001 AS DECIMAL(9, 8)) AS short"
+        )
+        with closing(Rig.joining(made, schema_of(frame, made))) as rig:
+            (batch,) = documents = rendered(frame, made)
+            assert batch["source"][0].as_py() == (
+                '{"id":"x","d":0,"s":{"a":-0.0000001},"l":[-0.0000001,null],"m":{"-0.0000001":0.00000001},'
+                '"named":{"k":-0.0000001},"n":null,"plain":1.20,"short":0.00000001}'
+            )
+            rig.apply(0, documents)
+            assert rig.stored()["x"] == json.loads(batch["source"][0].as_py())
+            with closing(connect(made)) as client:
+                for name, term in SMALL_TERMS.items():
+                    assert client.count(index=made.index, query={"term": {name: term}})["count"] == 1
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
 
 
 def test_expressions_choose_rows_ids_deletes_and_the_newest(spark: SparkSession, sink: Elasticsearch) -> None:
@@ -274,3 +357,14 @@ def test_all_rows_of_a_key_are_brought_into_one_task(spark: SparkSession, sink: 
     spread = one_pass({"search": together}, {"search": schema}).apply(frame)
     found = spread.selectExpr("id AS key", "spark_partition_id() AS task").distinct().collect()
     assert len({row["key"] for row in found}) == len(found) == 7
+
+
+def test_a_field_that_no_document_can_have_is_named_before_an_index_is_made(
+    spark: SparkSession, sink: Elasticsearch, tmp_path: Path
+) -> None:
+    bad = changed(sink, select=["value AS id", "1 AS `a..b`"])
+    once = ExactlyOnce(checkpoint=str(tmp_path / "checkpoint"), sinks={"search": bad})
+    with pytest.raises(ConfigurationError, match=re.escape("invalid field 'a..b'")):
+        once.start(spark.readStream.format("rate").load().writeStream)
+    with closing(connect(sink)) as client:
+        assert not client.indices.exists(index=str(sink.index))

@@ -9,14 +9,14 @@ import elasticsearch as vendor
 import pytest
 from elasticsearch_rig import SCHEMA, Rig, rendered
 
-from epochsink.devkit.services import LocalElasticsearch, versions
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.testing.sink_rig import OneSink
+from epochsink_devkit.services import LocalElasticsearch, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink_devkit.services import ElasticsearchService
 
 CLIENT = vendor.__version__[0]
 

@@ -14,14 +14,14 @@ from confluent_kafka import Producer
 from elasticsearch import Elasticsearch
 from kafka_kit import create_topic
 
-from epochsink.testing.readers.kafka import KafkaReader
+from epochsink_devkit.history.readers.kafka import KafkaReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
     Run = Callable[..., None]
 
@@ -67,6 +67,14 @@ def documents(server: ElasticsearchService, index: str) -> list[dict[str, Any]]:
     with Elasticsearch(server.url) as client:
         client.indices.refresh(index=index)
         return [hit["_source"] for hit in client.search(index=index)["hits"]["hits"]]
+
+
+def test_all_cells_of_a_notebook_run_again(run: Run, postgres: PostgresService) -> None:
+    drop(postgres, "notebook_orders")
+    placed = {"amount": 1.0, "placed_at": "2026-01-01T00:00:00Z"}
+    lots = [[{"order_id": order, **placed} for order in lot] for lot in ([1, 2], [3])]
+    run("notebook", *lots, DSN=postgres.dsn)
+    assert rows(postgres, "SELECT order_id FROM notebook_orders ORDER BY 1") == [(1,), (2,), (3,)]
 
 
 def test_three_sinks_hold_the_same_orders(

@@ -20,15 +20,15 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from epochsink.devkit.demo.connect_server import start_server
-from epochsink.devkit.demo.session import jvm_options
-from epochsink.devkit.services.artifacts import spark_avro, spark_packages
-from epochsink.testing.readers.kafka import KafkaReader
+from epochsink_devkit.demo.connect_server import start_server
+from epochsink_devkit.demo.session import jvm_options
+from epochsink_devkit.history.readers.kafka import KafkaReader
+from epochsink_devkit.services.artifacts import spark_avro, spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epochsink.devkit.services import KafkaService, LocalRegistry, PostgresService
+    from epochsink_devkit.services import KafkaService, LocalRegistry, PostgresService
 
 ROOT = Path(__file__).parents[2]
 WATCH_TWO_EPOCHS = """

@@ -12,7 +12,7 @@ import pytest
 from shares import SHARE
 
 if TYPE_CHECKING:
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "experiments"
 EXPERIMENTS = [

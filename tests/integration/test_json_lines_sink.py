@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[2] / "examples" / "json_lines_sink.py"
 
 
-def test_a_sink_of_ones_own_takes_at_most_80_lines() -> None:
+def test_a_sink_of_ones_own_takes_at_most_85_lines() -> None:
     """SinkContract holds it to the contract in tests/contract."""
-    assert len(EXAMPLE.read_text().splitlines()) <= 80
+    assert len(EXAMPLE.read_text().splitlines()) <= 85
 
 
 def test_a_sink_of_ones_own_gets_every_row_once_across_runs(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:

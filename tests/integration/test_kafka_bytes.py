@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 PARTITIONS = 3
 SCHEMAS, ROWS = 300, 10_500

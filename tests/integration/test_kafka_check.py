@@ -24,7 +24,7 @@ from kafka_kit import (
 )
 
 from epochsink.kafka import Kafka, NewTopic
-from epochsink.sink import COMMITTED, Keeping
+from epochsink.sink import COMMITTED, Keeping, comparing
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 ORDERS = pa.schema([("order_id", pa.int64()), ("amount", pa.float64())])
 
@@ -67,6 +67,22 @@ def test_a_missing_topic_is_created_as_said_and_then_left_alone(kafka: KafkaServ
     with admin(kafka.bootstrap_servers) as client:
         [described] = client.describe_topics([topic])
     assert len(described["partitions"]) == 5
+
+
+def test_a_comparison_creates_no_topic_and_says_what_a_start_would_create(
+    kafka: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic, letters = fresh_topic(), fresh_topic()
+    given: dict[str, Any] = {"create": NewTopic(partitions=5), "on_rejected": "dead_letter"}
+    with comparing() as would:
+        assert findings(kafka, topic, dead_letter_topic=letters, **given) == []
+    assert would == [f"create topic '{topic}' as {NewTopic(partitions=5)}"]
+    create_topic(kafka.bootstrap_servers, topic)
+    with comparing() as would:
+        assert findings(kafka, topic, dead_letter_topic=letters, **given) == []
+    assert [line.partition(" as ")[0] for line in would] == [f"create topic '{letters}'"]
+    with admin(kafka.bootstrap_servers) as client:
+        assert letters not in client.list_topics()
 
 
 @pytest.mark.parametrize("how", [NewTopic(replication=7), NewTopic(config={"no.such.setting": "1"})], ids=str)
@@ -114,7 +130,7 @@ def test_brokers_that_allow_only_short_transactions_are_fitted(make_kafka: Calla
         assert "set it to at most 3" in finding
         config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=10)
         with committing(config, identity()) as committer:
-            who, at = dataclasses.replace(identity(), origin=committer.initial_state()), epoch(0)
+            who, at = dataclasses.replace(identity(), origin=committer.join().origin), epoch(0)
             committer.open(who)
             [part] = vote(committer, at, prepare(config, task(who, at), rows("a")))
             assert commit(committer, at, part) == COMMITTED
@@ -129,7 +145,7 @@ def test_brokers_that_allow_shorter_transactions_than_when_the_sink_joined_take_
         config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=10, transaction_timeout=3)
         who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
         with committing(config, who) as committer:
-            assert committer.keeping(at, rows("a").schema) is Keeping.IN_TARGET
+            assert committer.begin(at, rows("a").schema).keeping is Keeping.IN_TARGET
             of = dataclasses.replace(task(who, at), keeping=keeping)
             part = prepare(config, of, rows("a"))
             abort(committer, part)

@@ -16,6 +16,7 @@ from kafka_kit import (
     ListRows,
     Reader,
     abort,
+    await_visible,
     commit,
     committed,
     committing,
@@ -38,7 +39,8 @@ from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBa
 from epochsink.kafka import Kafka
 from epochsink.kafka.applied_epochs import Markers
 from epochsink.kafka.committable import KafkaCommittable
-from epochsink.kafka.transactions import Answer, Description, State, Transactions
+from epochsink.kafka.server import Description, TransactionState
+from epochsink.kafka.transactions import EndTxnResult, Transactions
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.sink import Epoch, Identity, Task
+    from epochsink_devkit.services import KafkaService
 
 pytestmark = at_every_transaction_version
 
@@ -147,10 +149,10 @@ def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_
         assert committer.commit(at, parts[3], NO_ROWS).outcome is Outcome.ABORTED
         assert committed(committer, at, parts) == kept, "it may be repeated"
         whole = [parts[index] for index in sorted(kept)]
-        committer.await_visible(at, whole)
+        await_visible(committer, at, whole)
         ids = [part["transactional_id"] for part in whole]
         states = committer.participant._transactions.describe(ids, committer.participant._cluster.deadline()).values()
-        assert {found.state for found in states} == {State.COMPLETE_COMMIT}
+        assert {found.state for found in states} == {TransactionState.COMPLETE_COMMIT}
         assert committer.newest() == 5
     assert read_all(kafka.bootstrap_servers, topic, 8) == [str(partition) for partition in sorted(kept)]
 
@@ -174,7 +176,7 @@ def test_what_a_losing_attempt_has_open_is_ended_before_its_epoch_is_done(
     with Reader(kafka.bootstrap_servers, topic) as reader:
         reader.poll(2.0)
         assert reader.values() == ["a", "b", "c"], "the epoch is done"
-    assert participant.leftovers("out") == [following["transactional_id"]]
+    assert [each.name for each in participant.remnants(([], []))] == [following["transactional_id"]]
     participant.close()
 
 
@@ -185,11 +187,11 @@ def test_nothing_that_the_ledger_names_is_ended_for_the_sake_of_readers(config: 
     with committing(config, who) as committer:
         [part] = vote(committer, at, part)
         assert committer.commit(at, part, NO_ROWS) == COMMITTED
-        assert committer.unblock(at, [part], keep=[part, before]) == []
-        with pytest.raises(WentBack, match="is open, and the ledger says that its epoch is done"):
-            committer.unblock(at, [part], keep=[part], done=[before])
+        assert committer.visible(at, [part], keep=[part, before]) == []
+        with pytest.raises(WentBack, match="but the ledger says that its epoch is done"):
+            committer.visible(at, [part], keep=[part], done=[before])
         assert committer.leftovers() == [before["transactional_id"]]
-        assert len(committer.unblock(at, [part], keep=[part])) == 1
+        assert len(committer.visible(at, [part], keep=[part])) == 1
         assert committer.leftovers() == []
 
 
@@ -204,21 +206,21 @@ def test_an_epoch_is_not_done_before_the_coordinator_has_written_its_end_to_the_
         [part] = vote(committer, at, part)
         with monkeypatch.context() as held:
             if late == "rows":
-                held.setattr(Transactions, "end", lambda *_, **__: (Answer.DECIDED, "NONE"))
+                held.setattr(Transactions, "end", lambda *_, **__: (EndTxnResult.DECIDED, "NONE"))
             else:
                 held.setattr(Markers, "read", lambda *_, **__: {})
             held.setattr(Transactions, "describe", still_ending)
             assert committer.commit(at, part, NO_ROWS) == COMMITTED
             with pytest.raises(OutcomeUnknown, match="not written to the partitions yet"):
-                committer.await_visible(at, [part])
+                await_visible(committer, at, [part])
         assert committer.commit(at, part, NO_ROWS) == COMMITTED
-        committer.await_visible(at, [part])
+        await_visible(committer, at, [part])
 
 
 def still_ending(_: Transactions, ids: Sequence[str], deadline: float) -> dict[str, Description]:
     """Answer as a coordinator that has stored its decisions, and has not written them to the partitions."""
     del deadline
-    return dict.fromkeys(ids, Description(State.PREPARE_COMMIT))
+    return dict.fromkeys(ids, Description(TransactionState.PREPARE_COMMIT))
 
 
 def numbered(who: Identity, at: Epoch, number: int) -> Task:
@@ -416,7 +418,7 @@ def test_the_sweep_leaves_what_belongs_to_a_done_epoch_and_stops(
     part = prepare(config, task(who, at), rows("done"))
     with committing(config, who) as committer:
         for keep in ([], [prepare(config, task(who, epoch(4)), rows("pending"))]):
-            with pytest.raises(WentBack, match=f"{part['transactional_id']}.* is open, and the ledger says"):
+            with pytest.raises(WentBack, match=f"{part['transactional_id']}.* exists, but the ledger says"):
                 committer.abort_orphans(keep, [part])
         assert commit(committer, at, part) == COMMITTED, "it is still there to be finished"
         committer.abort_orphans([])
@@ -509,7 +511,7 @@ def test_the_next_epoch_may_be_open_while_the_last_one_is_committed(
 
 def test_found_fixes_the_brokers_cap_of_transaction_timeouts(config: Kafka) -> None:
     with committing(config, identity()) as committer:
-        assert committer.initial_state() == {"transaction_timeout": 900.0, "largest_batch": 1_048_588}
+        assert committer.join().origin == {"transaction_timeout": 900.0, "largest_batch": 1_048_588}
 
 
 def test_an_epoch_that_another_copy_of_the_checkpoint_has_written_is_noticed(config: Kafka) -> None:
@@ -529,6 +531,6 @@ def test_an_epoch_that_another_copy_of_the_checkpoint_has_written_is_noticed(con
         with pytest.raises(WentBack, match=f"by attempt {theirs.attempt}.* another copy of this checkpoint"):
             committer.verify_applied(last, LastDone(1, ours.attempt, (part,)))
         with pytest.raises(WentBack, match="another copy of this checkpoint"):
-            committer.await_visible(ours, [part])
+            await_visible(committer, ours, [part])
         with pytest.raises(WentBack, match="epoch 2 is done: the target is the older copy"):
             committer.verify_applied(LastDone(2, first.attempt, (part,)), None)

@@ -16,7 +16,7 @@ from epochsink.kafka import Kafka
 if TYPE_CHECKING:
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 
 def config_for(kafka: KafkaService, topic: str | None, **settings: Any) -> Kafka:
@@ -87,7 +87,7 @@ def test_batches_fit_into_a_topic_that_takes_only_small_ones(kafka: KafkaService
     found = refusal(config, rows(*values))
     assert "lower batch.size" in str(found)
     with committing(config, identity()) as committer:
-        who = replace(committer.participant._identity, origin=committer.initial_state())
+        who = replace(committer.participant._identity, origin=committer.join().origin)
     part = prepare(config, task(who, epoch(0)), rows(*values))
     assert part["rows"] == 1_000
 

@@ -16,6 +16,7 @@ from kafka.errors import KafkaError
 from kafka.protocol.metadata import CoordinatorType
 from kafka_kit import (
     NO_ROWS,
+    await_visible,
     committing,
     create_topic,
     epoch,
@@ -30,12 +31,12 @@ from kafka_kit import (
     wait_for,
 )
 
-from epochsink.devkit.services import LocalKafka
-from epochsink.devkit.services.kafka import ONE_BROKER
-from epochsink.devkit.services.ports import LOOPBACK, free_port
 from epochsink.kafka import Kafka
 from epochsink.kafka.topic_log import TopicLog
 from epochsink.sink import COMMITTED
+from epochsink_devkit.services import LocalKafka
+from epochsink_devkit.services.kafka import ONE_BROKER
+from epochsink_devkit.services.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,7 +136,7 @@ def voted(cluster: Cluster, config: Kafka) -> Iterator[Callable[[], None]]:
 
     def commit() -> None:
         assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
-        committer.await_visible(at, parts)
+        await_visible(committer, at, parts)
         assert committer.newest() == 4
 
     coordinators_move_to(2, cluster)
@@ -160,7 +161,7 @@ def test_what_a_broker_coordinates_that_has_joined_since_is_listed(cluster: Clus
         assert committer.leftovers() == opened
         parts = vote(committer, at, *parts)
         assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
-        committer.await_visible(at, parts)
+        await_visible(committer, at, parts)
         known._brokers.pop(2, None)
         marks = committer.participant._markers.read_all(committer.participant._cluster.deadline())
         assert len(marks) == SLOTS
@@ -200,7 +201,7 @@ def test_rows_are_taken_out_of_a_topic_whose_leaders_change_meanwhile(
             cluster.second.start()
         assert stopped
         assert committer.commit(at, replayed, NO_ROWS) == COMMITTED
-        committer.await_visible(at, [replayed])
+        await_visible(committer, at, [replayed])
     assert read_all(cluster.servers, config.topic or "", 100) == sorted(values)
 
 
@@ -233,7 +234,7 @@ def test_epochs_go_on_over_tls_while_each_broker_is_restarted(
             parts = [prepare(config, task(who, at, slot), rows(*mine)) for slot, mine in enumerate(values)]
             parts = vote(committer, at, *parts)
             assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
-            committer.await_visible(at, parts)
+            await_visible(committer, at, parts)
             written += chain.from_iterable(values)
             if last:
                 break

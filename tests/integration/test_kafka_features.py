@@ -9,7 +9,7 @@ import pytest
 from fix_kafka import lower
 from kafka_kit import commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task, vote
 
-from epochsink.kafka import Kafka, transactions
+from epochsink.kafka import Kafka, wire
 from epochsink.sink import COMMITTED
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 SCHEMA = pa.schema({"value": pa.string()})
 
@@ -60,7 +60,7 @@ def test_a_coordinator_that_ends_nothing_is_found_before_the_first_row(
 ) -> None:
     """As one does whose transaction.version is below 2, and which is sent what belongs to 2."""
     lower(config.bootstrap_servers, 0)
-    monkeypatch.setattr(transactions, "_NEWEST_END_TXN", 5)
+    monkeypatch.setattr(wire, "_NEWEST_END_TXN", 5)
     with committing(config, identity()) as committer:
         [finding] = committer.check(SCHEMA)
         assert "end transaction epochsink.check" in finding

@@ -31,9 +31,9 @@ from epochsink.sink import COMMITTED, LastDone, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.kafka import Kafka
     from epochsink.testing.sink_rig import OneSink
+    from epochsink_devkit.services import KafkaService
 
 
 @pytest.fixture

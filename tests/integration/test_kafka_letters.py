@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +32,14 @@ from kafka_kit import (
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.kafka import Kafka
-from epochsink.kafka.dead_letter import NO_KEY
+from epochsink.kafka.dead_letter import NO_KEY, rendered
 from epochsink.sink import Chosen, Compared, Keeping, Outcome, Receipt
+from epochsink.sink.letter_row import decode_rows
 
 if TYPE_CHECKING:
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 pytestmark = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
 
@@ -52,7 +52,10 @@ def letters(kafka: KafkaService, topic: str, count: int) -> list[tuple[dict[str,
     """Return row and headers of each letter that read_committed readers see, in the order of the log."""
     with Reader(kafka.bootstrap_servers, f"{topic}.dead_letter") as reader:
         found = reader.until(count)
-    return [(json.loads(one.value()), {name: value.decode() for name, value in one.headers()}) for one in found]
+    rows = (rendered(row) for one in found for row in decode_rows([one.value()]))
+    return [
+        (row, {name: value.decode() for name, value in one.headers()}) for row, one in zip(rows, found, strict=True)
+    ]
 
 
 def test_rows_that_the_topic_cannot_take_are_letters_visible_with_their_epoch(
@@ -142,7 +145,7 @@ def test_letters_are_taken_from_the_log_again_with_the_rows(
     config, who, at = setting_aside(kafka, topic, key="id"), identity(), epoch(3)
     keys = [None, None, None] if all_are_letters else ["1", None, "2"]
     with committing(config, who) as committer:
-        assert committer.keeping(at, SCHEMA) is Keeping.IN_TARGET
+        assert committer.begin(at, SCHEMA).keeping is Keeping.IN_TARGET
         of = told(committer, who, at, keeping=Keeping.IN_TARGET)
         [part] = committer.vote(at, [prepare(config, of, rows("a", "b", "c", keys=keys))], NO_ROWS)
         for _ in range(2):
@@ -151,7 +154,7 @@ def test_letters_are_taken_from_the_log_again_with_the_rows(
             part = committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
         lost = 3 if all_are_letters else 1
         assert commit_with_letters(committer, at, [part]) == lost
-        [compared] = committer.participant.audit("topic", None, None, [Receipt(3, 3, 0, lost, [part])])
+        [compared] = committer.participant.operator().audit("topic", [Receipt(3, 3, 0, lost, [part])], 3)
         assert compared.result is Compared.AGREES
     assert read_all(servers, topic, 3 - lost) == ([] if all_are_letters else ["a", "c"])
     assert [row["value"] for row, _ in letters(kafka, topic, lost)] == (["a", "b", "c"] if all_are_letters else ["b"])
@@ -229,7 +232,7 @@ def test_a_topic_of_letters_that_is_gone_fails_the_attempt(kafka: KafkaService, 
         committing(config, identity()) as committer,
         pytest.raises(PrepareFailed, match=r"\.dead_letter' does not exist"),
     ):
-        committer.settings(epoch(0))
+        committer.begin(epoch(0), SCHEMA)
 
 
 def test_rows_with_headers_and_timestamps_keep_them_beside_letters(kafka: KafkaService, fresh_topic: FreshName) -> None:
@@ -249,7 +252,22 @@ def test_rows_with_headers_and_timestamps_keep_them_beside_letters(kafka: KafkaS
         found = sorted((m.value(), m.headers(), m.timestamp()[1]) for m in reader.until(2))
     assert found == [(b"a", [("n", b"0")], 1_600_000_000_000), (b"c", [("n", b"2")], 1_600_000_000_002)]
     [(row, _)] = letters(kafka, topic, 1)
-    assert row == {"key": None, "value": "b", "headers": [{"key": "n", "value": "1"}], "timestamp": 1_600_000_000_001}
+    assert row == {
+        "key": None,
+        "value": "b",
+        "headers": [{"key": "n", "value": "1"}],
+        "timestamp": "2020-09-13T12:26:40.001Z",
+    }
+
+
+def test_as_many_letters_as_the_limit_allows_do_not_stop_the_query(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    """0.29 times 100 is a little less than 29 in floating point."""
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    config, who, at = setting_aside(kafka, topic, key="id", letters_limit=0.29), identity(), epoch(0)
+    batch = rows(*["v"] * 100, keys=[None] * 29 + ["k"] * 71)
+    with committing(config, who) as committer:
+        part = prepare(config, told(committer, who, at), batch)
+        assert commit_with_letters(committer, at, committer.vote(at, [part], NO_ROWS)) == 29
 
 
 def test_an_operator_sees_the_committed_letters_of_one_sink_newest_first(
@@ -264,7 +282,7 @@ def test_an_operator_sees_the_committed_letters_of_one_sink_newest_first(
             commit_with_letters(committer, at, committer.vote(at, [part], NO_ROWS))
     with committing(config, who) as committer:
         prepare(config, told(committer, who, epoch(2)), rows("not committed", keys=[None]))
-        letters = committer.participant.letters("topic")
+        letters = committer.participant.operator().letters("topic")
         assert letters is not None
         newest, *others = letters.read(Chosen(), 10)
         assert (newest.epoch, newest.error, newest.row) == (1, NO_KEY, {"key": None, "value": "c"})

@@ -42,9 +42,9 @@ from epochsink.sink import COMMITTED, Keeping, Outcome
 if TYPE_CHECKING:
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.sink import Committable, Epoch
     from epochsink.testing.sink_rig import OneSink
+    from epochsink_devkit.services import KafkaService
 
 newest_transaction_version = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
 
@@ -88,7 +88,7 @@ def test_rows_come_back_as_they_were_out_of_a_log_that_others_write_to_as_well(
     times = pa.array(range(1_600_000_000_000, 1_600_000_000_500), pa.timestamp("ms", "UTC"))
     sent = rows(*[f"row {n}" for n in range(500)], headers=headers, timestamp=times)
     with committing(config, who) as committer:
-        assert committer.keeping(at, sent.schema) is Keeping.IN_TARGET
+        assert committer.begin(at, sent.schema).keeping is Keeping.IN_TARGET
         disturb(servers, topic, "before")
         writer = config.writer(unspooled(who, at))
         for start in range(0, 500, 100):
@@ -138,7 +138,7 @@ def test_a_task_whose_transaction_ended_before_the_vote_is_taken_from_the_log(
     config = sink(kafka, topic)
     who, at = identity(), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeping(at, SCHEMA) is Keeping.IN_TARGET
+        assert committer.begin(at, SCHEMA).keeping is Keeping.IN_TARGET
         parts = [prepare(config, unspooled(who, at, n), rows(f"{n}a", f"{n}b")) for n in range(2)]
         take_over(servers, parts[1])
         voted = committer.vote(at, parts, NO_ROWS)
@@ -199,7 +199,7 @@ def test_a_topic_that_was_created_anew_while_it_was_written_to_fails_the_vote(
     config = sink(kafka, topic)
     who, at = identity(), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeping(at, SCHEMA) is Keeping.IN_TARGET
+        assert committer.begin(at, SCHEMA).keeping is Keeping.IN_TARGET
         recreate_topic(servers, topic)
         part = prepare(config, unspooled(who, at), rows("a"))
         with pytest.raises(PrepareFailed, match="deleted and created again"):
@@ -238,15 +238,15 @@ def test_settings_that_change_under_a_query_are_seen_in_the_same_attempt_and_in_
     [(name, value)] = change.items()
 
     with committing(config, who) as committer:
-        assert committer.keeping(first, SCHEMA) is Keeping.IN_TARGET
+        assert committer.begin(first, SCHEMA).keeping is Keeping.IN_TARGET
         part = prepare(config, unspooled(who, first), rows("a"))
         change_setting(servers, topic, name, value)
         with pytest.raises(PrepareFailed, match=rf"may no longer keep the rows(.|\n)*{re.escape(name)} = {value}"):
             committer.vote(first, [part], NO_ROWS)
-        assert committer.keeping(second, SCHEMA) is Keeping.IN_SPOOL
+        assert committer.begin(second, SCHEMA).keeping is Keeping.IN_SPOOL
         before = {"cleanup.policy": "delete", "unclean.leader.election.enable": "false"}.get(name, "-1")
         change_setting(servers, topic, name, before)
-        assert committer.keeping(second, SCHEMA) is Keeping.IN_TARGET
+        assert committer.begin(second, SCHEMA).keeping is Keeping.IN_TARGET
 
 
 def test_fewer_replicas_that_have_to_acknowledge_are_said_as_soon_as_the_settings_are_read_again(
@@ -259,7 +259,7 @@ def test_fewer_replicas_that_have_to_acknowledge_are_said_as_soon_as_the_setting
         for needed in ("2", "1", "1", "2"):
             change_setting(kafka.bootstrap_servers, topic, "min.insync.replicas", needed)
             caplog.clear()
-            committer.keeping(epoch(0), SCHEMA)
+            committer.begin(epoch(0), SCHEMA)
             said.append("min.insync.replicas was lowered from 2 to 1 while the query runs" in caplog.text)
     assert said == [False, True, False, False]
 

@@ -37,8 +37,8 @@ from epochsink.kafka.committable import Transaction, transactional_id
 from epochsink.kafka.errors import FENCED, Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.remnants import Brokers
+from epochsink.kafka.server import TransactionState
 from epochsink.kafka.topic_log import TopicLog
-from epochsink.kafka.transactions import State
 from epochsink.sink import COMMITTED, Outcome
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.kafka import Kafka
     from epochsink.sink import Task
     from epochsink.testing.sink_rig import OneSink
+    from epochsink_devkit.services import KafkaService
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,9 @@ def end_as_an_operator(committer: OneSink, sink: Kafka) -> None:
     brokers.close()
 
 
-def state_of(committer: OneSink, of: Task) -> State:
+def state_of(committer: OneSink, of: Task) -> TransactionState:
     name = str(transactional_id(of, bounded=True))
-    found: State = committer.participant._transactions.describe([name], time.monotonic() + 5)[name].state
+    found: TransactionState = committer.participant._transactions.describe([name], time.monotonic() + 5)[name].state
     return found
 
 
@@ -102,7 +102,7 @@ def test_rows_that_a_living_task_writes_after_the_end_of_its_transaction_are_ref
         committer.fence()
         end(committer, sink)
         # until the partition has the end: what comes before that is aborted with the rest
-        wait_for(lambda: state_of(committer, of) is State.COMPLETE_ABORT, "it is ended")
+        wait_for(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
         living.write(rows("late"))
         with pytest.raises(NativeError, match="INVALID_PRODUCER_EPOCH"):
             living._producer.flush()  # type: ignore[attr-defined] # likewise
@@ -147,9 +147,9 @@ def test_a_task_that_fails_leaves_the_end_to_the_sweep_if_a_broker_may_still_rea
     failing.abort()
     with committing(sink, who) as committer:
         committer.fence()
-        assert state_of(committer, of) is State.ONGOING
+        assert state_of(committer, of) is TransactionState.ONGOING
         assert len(committer.abort_orphans([])) == 1
-        wait_for(lambda: state_of(committer, of) is State.COMPLETE_ABORT, "it is ended")
+        wait_for(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
         caught.deliver()
         [part] = vote(committer, at, prepare(sink, of, rows("again")))
         assert commit(committer, at, part) == COMMITTED
@@ -167,7 +167,7 @@ def test_a_task_whose_marker_is_not_answered_leaves_the_end_to_the_sweep(sink: K
     failing.abort()
     with committing(sink, who) as committer:
         committer.fence()
-        assert state_of(committer, of) is State.ONGOING
+        assert state_of(committer, of) is TransactionState.ONGOING
         assert len(committer.abort_orphans([])) == 1
 
 
@@ -179,7 +179,7 @@ def test_a_task_that_fails_aborts_what_the_brokers_have_answered(sink: Kafka) ->
     failing._producer.flush()  # type: ignore[attr-defined] # of this sink
     failing.abort()
     with committing(sink, who) as committer:
-        wait_for(lambda: state_of(committer, of) is State.COMPLETE_ABORT, "it is ended")
+        wait_for(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
 
 
 def test_rows_that_are_copied_late_are_refused_once_their_transaction_was_given_up(
@@ -226,13 +226,14 @@ def test_readers_that_wait_for_a_transaction_that_no_coordinator_knows_are_told_
         transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
         before = Transaction(living.transactional_id, *living._producer.identity())
         transactions.end(before, deadline, commit=False)
-        wait_for(lambda: state_of(committer, lost) is State.COMPLETE_ABORT, "it is ended")
+        wait_for(lambda: state_of(committer, lost) is TransactionState.COMPLETE_ABORT, "it is ended")
         living.write(rows("late"))
         living._producer.flush()
         for number in range(2):
-            [part] = vote(committer, epoch(number), prepare(sink, task(who, epoch(number)), rows("a")))
-            assert committer.commit(at, part, NO_ROWS) == COMMITTED
-            assert committer.unblock(at, [part], [part]) == []
+            now = epoch(number)
+            [part] = vote(committer, now, prepare(sink, task(who, now), rows("a")))
+            assert committer.commit(now, part, NO_ROWS) == COMMITTED
+            assert committer.visible(now, [part]) == []
         [warning] = [each for each in caplog.messages if "no coordinator" in each]
         assert f"readers of {sink.topic}-0 wait" in warning
         assert f"(producer {before.producer_id}, epoch {before.producer_epoch})" in warning
@@ -251,6 +252,6 @@ def test_a_transaction_of_another_program_is_not_taken_for_one_that_nobody_knows
     with committing(sink, who) as committer:
         [part] = vote(committer, at, prepare(sink, task(who, at), rows("a")))
         assert committer.commit(at, part, NO_ROWS) == COMMITTED
-        assert committer.unblock(at, [part], [part]) == []
+        assert committer.visible(at, [part]) == []
     other.abort_transaction(10)
     assert not [each for each in caplog.messages if "no coordinator" in each]

@@ -37,6 +37,7 @@ from kafka_kit import (
 )
 from typer.testing import CliRunner
 
+from epochsink import arrow_buffers
 from epochsink.cli.app import app
 from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.kafka import Kafka, letters
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.kafka.letters import KafkaLetters
     from epochsink.sink import Identity
+    from epochsink_devkit.services import KafkaService
 
 pytestmark = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
 
@@ -92,7 +93,7 @@ class Rig:
     @contextmanager
     def letters(self, **settings: Any) -> Iterator[KafkaLetters]:
         with committing(Kafka(**{**self.settings, **settings}), self.who) as committer:
-            yield committer.participant.letters("topic")
+            yield committer.participant.operator().letters("topic")
 
     def retry(self, chosen: Chosen = ALL, **settings: Any) -> Retried:
         with self.letters(**settings) as found:
@@ -133,7 +134,7 @@ from epochsink.testing.sink_rig import OneSink
 settings, query_id = sys.argv[1:]
 committer = OneSink.of(Kafka(**json.loads(settings)), "topic")
 committer.open(Identity(query_id, "topic", 1))
-print(committer.participant.letters("topic").retry(Chosen()))
+print(committer.participant.operator().letters("topic").retry(Chosen()))
 """
 
 
@@ -172,6 +173,26 @@ def test_a_retry_writes_what_the_topic_takes_by_now_as_it_was_and_keeps_the_rest
     assert rig.apply(1, "b") == 0
     with Reader(rig.kafka.bootstrap_servers, rig.topic) as reader:
         assert len(reader.until(3)) == 3
+
+
+def test_text_that_is_not_utf_8_in_a_refused_row_is_written_as_it_was(rig: Rig) -> None:
+    """A string of Spark's holds any bytes, and a message takes any bytes as key, value and value of a header."""
+    value = LARGE.encode() + b"\xff\xed\xa0\x80"
+    bad = arrow_buffers.texts([b"\xfe"], pa.binary()).view(pa.string())
+    names = pa.StructArray.from_arrays([pa.array(["h"]), bad], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), names)
+    batch = pa.record_batch({"key": bad, "value": pa.array([value]).view(pa.string()), "headers": headers})
+    config, at = Kafka(**rig.settings), epoch(0)
+    with committing(config, rig.who) as committer:
+        part = prepare(config, told(committer, rig.who, at), batch)
+        assert commit_with_letters(committer, at, committer.vote(at, [part], NO_ROWS)) == 1
+    with rig.letters() as found:
+        assert found.read(ALL, 1)[0].row["value"].endswith("\\xff\\xed\\xa0\\x80")
+    rig.correct()
+    assert rig.retry() == Retried(written=1)
+    with Reader(rig.kafka.bootstrap_servers, rig.topic) as reader:
+        [one] = reader.until(1)
+    assert (one.key(), one.value(), one.headers()) == (b"\xfe", value, [("h", b"\xfe")])
 
 
 def test_any_letters_in_any_order_are_retried_or_dropped_and_no_other_is_touched(rig: Rig) -> None:

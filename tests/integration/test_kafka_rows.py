@@ -17,7 +17,7 @@ from epochsink.testing.sink_rig import OneSink
 if TYPE_CHECKING:
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 
 @pytest.fixture

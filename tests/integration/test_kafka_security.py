@@ -29,7 +29,7 @@ from epochsink.testing.sink_rig import OneSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 SECRETS = {user: f"canary-{user}-s3cr3t" for user in ("admin", "writer", "stranger")}
 MECHANISM = "PLAIN"
@@ -158,8 +158,8 @@ def test_settings_that_the_user_may_not_see_speak_for_a_copy_and_for_markers_tha
     """The documented rights are without DESCRIBE_CONFIGS: what is kept for ever must not be assumed."""
     config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=options(certificates))
     committer = committer_for(config)
-    assert committer.initial_state() == {}
-    assert committer.keeping(epoch(0), SCHEMA) is Keeping.IN_SPOOL
+    assert committer.join().origin == {}
+    assert committer.begin(epoch(0), SCHEMA).keeping is Keeping.IN_SPOOL
     assert committer.participant._markers.retention() == DAY_SECONDS
 
 
@@ -298,7 +298,7 @@ def test_no_secret_shows_in_logs_reprs_or_what_is_recorded(
     part = prepare(config, task(identity(), epoch(0)), rows("a"))
     abort(committer, part)
     printed = "".join(capfd.readouterr())
-    shown = f"{config} {config!r} {config.options} {part} {committer.initial_state()} {caplog.text} {printed}"
+    shown = f"{config} {config!r} {config.options} {part} {committer.join().origin} {caplog.text} {printed}"
     assert "SaslHandshakeRequest" in caplog.text, "the log is deep enough to have shown it"
     assert "s3cr3t" not in shown
     assert config.options["sasl.password"] == SECRETS["writer"], "and yet it crosses"

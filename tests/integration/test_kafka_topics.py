@@ -8,6 +8,7 @@ import pytest
 from kafka_kit import (
     NO_ROWS,
     ListRows,
+    await_visible,
     commit,
     committing,
     epoch,
@@ -25,7 +26,7 @@ from epochsink.kafka import Kafka
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 
 def test_a_topic_recreated_between_prepare_and_commit_gets_the_rows_again(topic_sink: Kafka) -> None:
@@ -71,7 +72,7 @@ def test_a_topic_deleted_while_its_transaction_is_committed_stops_the_query(topi
         committer.participant._transactions.end = end_late
         assert committer.commit(at, part, NO_ROWS) == COMMITTED
         with pytest.raises(OutcomeUnknown, match=f"{topic_sink.topic} were deleted"):
-            committer.await_visible(at, [part])
+            await_visible(committer, at, [part])
     with committing(topic_sink, who) as committer:
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
 
@@ -93,7 +94,7 @@ def test_a_topic_deleted_while_many_transactions_are_committed_stops_the_query(t
         transactions.commit_many = followed_by_the_end
         assert committer.commit_all(at, parts, NO_ROWS) == [COMMITTED] * len(parts)
         with pytest.raises(OutcomeUnknown, match=f"{topic_sink.topic} were deleted"):
-            committer.await_visible(at, parts)
+            await_visible(committer, at, parts)
 
 
 def test_without_a_spool_a_topic_that_was_recreated_stops_the_query(kafka: KafkaService, topic_sink: Kafka) -> None:
@@ -131,6 +132,6 @@ def test_a_topic_recreated_since_the_newest_epoch_stops_the_query_until_that_is_
         spooled = ListRows({of.uuid: [batch]})
         replayed = committer.replay(second, pending, spooled, "e" * 32, by_word)
         assert committer.commit(second, replayed, spooled, by_word) == COMMITTED
-        committer.await_visible(second, [replayed], by_word)
+        await_visible(committer, second, [replayed], by_word)
         committer.abort_orphans([])
     assert read_all(topic_sink.bootstrap_servers, str(topic_sink.topic), 1) == ["a"]

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.sink import Identity
+    from epochsink_devkit.services import KafkaService
 
 STALE_EPOCH = {47, 90}
 """INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: whoever sends this, the id has been used by another since."""
@@ -218,12 +218,12 @@ class Aside:
     def retry(self, *ids: str, direct: bool = False) -> Retried:
         config = self._config(self.wire.servers if direct else self.wire.proxy.bootstrap_servers)
         with committing(config, self.who) as committer:
-            found: Retried = committer.participant.letters("topic").retry(Chosen(ids))
+            found: Retried = committer.participant.operator().letters("topic").retry(Chosen(ids))
             return found
 
     def ids(self) -> list[str]:
         with committing(self._config(self.wire.servers), self.who) as committer:
-            found = committer.participant.letters("topic").read(Chosen(), 9)
+            found = committer.participant.operator().letters("topic").read(Chosen(), 9)
             return sorted(letter.id for letter in found)
 
     def seen(self, count: int) -> list[str]:

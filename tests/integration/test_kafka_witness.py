@@ -15,6 +15,7 @@ from kafka_kit import (
     ListRows,
     Reader,
     admin,
+    await_visible,
     commit,
     committed,
     committing,
@@ -29,11 +30,11 @@ from kafka_kit import (
     vote,
 )
 
-from epochsink.devkit.services import LocalKafka
 from epochsink.errors import LogIncomplete, OutcomeUnknown, PrepareFailed, SpoolMissing
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.sink import COMMITTED, Keeping, Outcome
+from epochsink_devkit.services import LocalKafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +121,7 @@ class Prepared:
     def vote(self, committer: OneSink) -> Committable:
         """Write and vote; the topic keeps the rows where it is asked to."""
         if self.config.spool is None:
-            assert committer.keeping(self.at, rows("a").schema) is Keeping.IN_TARGET
+            assert committer.begin(self.at, rows("a").schema).keeping is Keeping.IN_TARGET
         [part] = committer.vote(self.at, [prepare(self.config, self.of, *[rows(*VALUES)])], self.rows)
         return part
 
@@ -258,11 +259,11 @@ def test_rows_that_are_lost_between_the_look_and_the_commit_stop_the_query_befor
         committer.participant._transactions.end = end_late
         assert committer.commit(at, part, prepared.rows) == COMMITTED
         with pytest.raises(OutcomeUnknown, match=r"rows are not all in .*(.|\n)*--sink topic --as committed"):
-            committer.await_visible(at, [part])
+            await_visible(committer, at, [part])
     with committing(prepared.config, prepared.who) as committer:
         assert committer.commit(at, part, prepared.rows) == COMMITTED
         with pytest.raises(OutcomeUnknown, match=f"{prepared.topic}-[01]"):
-            committer.await_visible(at, [part])
+            await_visible(committer, at, [part])
 
 
 def test_of_many_transactions_the_one_that_is_lost_is_written_again(broker: LocalKafka, fresh_topic: FreshName) -> None:
@@ -280,7 +281,7 @@ def test_of_many_transactions_the_one_that_is_lost_is_written_again(broker: Loca
         assert committer.commit(at, parts[3], spool).outcome is Outcome.ABORTED
         parts[3] = committer.replay(at, parts[3], spool, uuid.uuid4().hex)
         assert committer.commit(at, parts[3], spool) == COMMITTED
-        committer.await_visible(at, parts)
+        await_visible(committer, at, parts)
     found = read_all(broker.bootstrap_servers, prepared.topic, 600)
     assert found == sorted(f"{value}-{index}" for value in VALUES for index in range(10))
 
@@ -319,7 +320,7 @@ def test_rows_of_others_that_follow_hide_neither_a_loss_nor_an_abort(
             KafkaCommittable.from_json(part).transaction, committer.participant._cluster.deadline(), commit=True
         )
         with pytest.raises(OutcomeUnknown, match=f"{prepared.topic}-1 has lost its records from offset 0 on"):
-            committer.await_visible(at, [part])
+            await_visible(committer, at, [part])
         committer.abort_orphans([])
 
 

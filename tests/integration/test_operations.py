@@ -16,9 +16,8 @@ from checkpoint_kit import CheckpointKit
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.identity import identity_key
 from epochsink.postgres import Postgres
-from epochsink.sink import Identity
+from epochsink.sink import Identity, identity_key
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from fix_postgres import Truth
     from typer.testing import Result
 
-    from epochsink.devkit.services import PostgresService
+    from epochsink_devkit.services import PostgresService
 
 MODULE = "operators_table"
 
@@ -45,7 +44,7 @@ class Desk:
         (folder / f"{MODULE}.py").write_text(
             f"from epochsink import Postgres\nSINKS = {{'table': Postgres({options})}}\n"
         )
-        sink = Postgres(dsn, table=self.table, marker_schema=schema, **(way or {"spool": False}))
+        sink = Postgres(dsn, table=self.table, marker_schema=schema, **way)
         self._prepare_target(sink)
         self.kit = CheckpointKit(folder / "checkpoint", {"table": sink})
         self.key = identity_key(Identity(self.kit.query_id, "table"))
@@ -112,10 +111,12 @@ def desk(
     sys.modules.pop(MODULE, None)
 
 
+@pytest.mark.parametrize("desk", [{"atomic": False}], indirect=True)
 def test_recover_commits_the_decided_and_rolls_back_the_leftover(desk: Desk) -> None:
+    """The seal and the rows of one attempt, and the rows of a task of an earlier one."""
+    desk.kit.write(0, {"table": rows(3)})
     desk.decided(0, 1, 2)
-    desk.kit.write(1, {"table": rows(3)})
-    assert (desk.visible(), len(desk.prepared()), len(desk.staging())) == ([], 1, 2)
+    assert (desk.visible(), len(desk.prepared()), len(desk.staging())) == ([], 3, 0)
     result = desk.run("recover")
     assert result.exit_code == 0, result.output
     assert "committed epoch 0" in result.output

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService, PostgresService
     from epochsink.sink import Sink
+    from epochsink_devkit.services import ElasticsearchService, PostgresService
 
 VALUES = [
     ["double('NaN')", "double('Infinity')", "double('-Infinity')", "1D", "-0D", "0D", "CAST(NULL AS DOUBLE)"],

@@ -21,11 +21,13 @@ from epochsink.cli.abandon import Abandonment
 from epochsink.cli.app import app
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.elasticsearch import applied_epochs
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.identity import marker_document
 from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
 from epochsink.protocol import ledger
 from epochsink.protocol.coordinator import Plan
-from epochsink.sink import Epoch, Identity
+from epochsink.sink import Epoch, Identity, RemnantState, identity_key
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from typer.testing import Result
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
-    from epochsink.sink import Sink
+    from epochsink.sink import Participant, Sink
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 A_DAY = 24 * 3600 * 1000
 """In milliseconds."""
@@ -44,6 +46,11 @@ A_DAY = 24 * 3600 * 1000
 
 def orphans(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["orphans", *arguments], env={"COLUMNS": "300"})
+
+
+def prepared_in(participant: Participant) -> list[str]:
+    left = participant.remnants(([], []))
+    return [each.name for each in left if each.state is not RemnantState.RUNNING]
 
 
 def said(result: Result) -> str:
@@ -54,8 +61,8 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
     tmp_path: Path, postgres: PostgresService, pg_schema: str, pg_truth: Truth
 ) -> None:
     table = f"{pg_schema}.orders"
-    pg_truth.execute(f"CREATE TABLE {table} (id bigint)")
-    sink = Postgres(postgres.dsn, table=table, marker_schema=pg_schema, spool=False)
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY)")
+    sink = Postgres(postgres.dsn, table=table, key="id", marker_schema=pg_schema)
     row = pa.record_batch({"id": pa.array([1], pa.int64())})
     checker = OneSink.of(sink)
     assert checker.check(row.schema) == []
@@ -75,14 +82,14 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
     kit.close()
     shutil.rmtree(tmp_path / "payments")
     asked = orphans("--dsn", postgres.dsn, "--end", gid)
-    assert (asked.exit_code, "its rows are lost if its checkpoint still counts on it" in said(asked)) == (1, True)
+    assert (asked.exit_code, "if its checkpoint has recorded it, its rows are lost" in said(asked)) == (1, True)
     ended = orphans("--dsn", postgres.dsn, "--end", gid, "--yes")
     assert ended.exit_code == 0, ended.output
     assert pg_truth.execute("SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", gid) == []
     [staging] = [line for line in orphans("--dsn", postgres.dsn).output.splitlines() if line.startswith(pg_schema)]
     assert orphans("--dsn", postgres.dsn, "--end", staging.strip(), "--yes").exit_code == 0
     assert f"{pg_schema}." not in orphans("--dsn", postgres.dsn).output
-    assert "nothing here is named" in said(orphans("--dsn", postgres.dsn, "--end", gid, "--yes"))
+    assert "epochsink has left nothing named" in said(orphans("--dsn", postgres.dsn, "--end", gid, "--yes"))
 
 
 def test_an_open_transaction_is_found_and_ended_without_its_checkpoint(
@@ -130,13 +137,13 @@ def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
     kit.coordinator = kit.start()
     kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
     topic_side, table_side = kit.participants
-    assert topic_side.leftovers("topic")
-    assert table_side.leftovers("table")
+    assert prepared_in(topic_side)
+    assert prepared_in(table_side)
     shutil.rmtree(kit.root / "epochsink")
     monkeypatch.setattr(ledger, "_clock", lambda: int(time.time() * 1000) + clock)
     kit.coordinator = kit.start()
-    assert topic_side.leftovers("topic") == []
-    assert table_side.leftovers("table") == []
+    assert prepared_in(topic_side) == []
+    assert prepared_in(table_side) == []
     kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
     kit.decide(0)
     assert kit.coordinator.commit_decided()
@@ -156,13 +163,13 @@ def test_what_drivers_have_left_that_an_older_copy_of_the_ledger_does_not_know_i
     written = {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})}
     kit.record(0, written)
     topic_side, table_side = kit.participants
-    assert topic_side.leftovers("topic")
-    assert table_side.leftovers("table")
+    assert prepared_in(topic_side)
+    assert prepared_in(table_side)
     shutil.rmtree(kit.root)
     shutil.copytree(tmp_path / "copy", kit.root)
     kit.coordinator = kit.start()
-    assert topic_side.leftovers("topic") == []
-    assert table_side.leftovers("table") == []
+    assert prepared_in(topic_side) == []
+    assert prepared_in(table_side) == []
     kit.record(0, written)
     kit.decide(0)
     assert kit.coordinator.commit_decided()
@@ -173,13 +180,31 @@ def test_what_drivers_have_left_that_an_older_copy_of_the_ledger_does_not_know_i
 def test_elasticsearch_shows_who_has_written(elasticsearch: ElasticsearchService) -> None:
     who = Identity("5d9b9a9e-orphan", "search", 1, {"base": 2**30})
     with Elasticsearch(elasticsearch.url) as client:
-        applied_epochs.ensure(client)
+        applied_epochs.ensure(ElasticsearchServer(client))
         applied = {"run": "r", "index": "orders", "index_uuid": "uuid"}
-        applied_epochs.write(client, who, Epoch(7, "a" * 32), after=None, **applied)
+        applied_epochs.write(ElasticsearchServer(client), who, Epoch(7, "a" * 32), after=None, applied=applied)
         client.indices.refresh(index=applied_epochs.INDEX)
     found = said(orphans("--hosts", elasticsearch.url))
     assert "marker of /search, generation 0, epoch 7 age" in found
     assert "query 5d9b9a9e-orphan, index orders" in found
+
+
+def test_a_marker_of_elasticsearch_is_not_ended(elasticsearch: ElasticsearchService) -> None:
+    """It blocks nothing, and it is what keeps an older epoch from being applied again."""
+    who = Identity("5d9b9a9e-stays", "search", 1, {"base": 2**30})
+    with Elasticsearch(elasticsearch.url) as client:
+        applied_epochs.ensure(ElasticsearchServer(client))
+        applied = {"run": "r", "index": "orders", "index_uuid": "uuid", "history": ""}
+        applied_epochs.write(ElasticsearchServer(client), who, Epoch(7, "a" * 32), after=None, applied=applied)
+        client.indices.refresh(index=applied_epochs.INDEX)
+        name = marker_document(identity_key(who))
+        assert "must stay" in said(orphans("--hosts", elasticsearch.url))
+        refused = orphans("--hosts", elasticsearch.url, "--end", name, "--yes")
+        assert refused.exit_code == 1
+        assert f"{name} must stay: it blocks nothing, and without it an older epoch" in said(refused)
+        kept = applied_epochs.read(ElasticsearchServer(client), who)
+    assert kept is not None
+    assert kept.epoch == 7
 
 
 @pytest.mark.parametrize(

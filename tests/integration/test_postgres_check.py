@@ -20,8 +20,9 @@ from psycopg.pq import ConnStatus, TransactionStatus
 from streams import wait_until
 
 from epochsink.postgres import Postgres, server
+from epochsink.postgres.preflight import MOST_COLUMNS
 from epochsink.postgres.staging import DELETED
-from epochsink.sink import Epoch
+from epochsink.sink import Epoch, comparing
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
     from fix_services import PrivatePostgres
 
-    from epochsink.devkit.services import PostgresService
     from epochsink.postgres.server import Connection
+    from epochsink_devkit.services import PostgresService
 
 ROW = pa.schema([("id", pa.int64()), ("note", pa.string())])
 NUMBERS = pa.schema([("id", pa.int64()), ("n", pa.float64())])
@@ -181,6 +182,13 @@ EXPRESSIONS: dict[str, list[tuple[str, str | None]]] = {
         ("stored || now()", "not immutable"),
         ("concat(stored, new)", "not immutable"),
         ("coalesce(stored, new)::timestamptz", "not immutable"),
+        # constants that the server reads when it parses the expression
+        ("CASE WHEN DATE '2026-01-31' > DATE 'today' THEN stored ELSE new END", "another constant out of it, '20"),
+        ("CASE WHEN timestamp 'now' > timestamp '2026-01-31 00:00:00' THEN stored ELSE new END", "another constant"),
+        ("CASE WHEN '[today,tomorrow)'::daterange @> DATE '2026-01-31' THEN stored END", "another constant"),
+        ("CASE WHEN ARRAY[DATE 'yesterday'] = '{2026-01-31}' THEN stored END", "another constant"),
+        ("CASE WHEN DATE '2026-01-31' > DATE '2026-01-01' THEN stored ELSE new END", None),
+        ("CASE WHEN INTERVAL '24 hours' > INTERVAL '1 hour' AND '{1,2}'::int[] = '{1,2}' THEN stored END", None),
         ("make_date(length(stored), 1, 1)", "not immutable"),  # only its assignment to text reads a setting
         # of the column's type
         ("stored + new", "operator does not exist"),
@@ -302,6 +310,101 @@ def test_columns_that_the_table_lacks_are_added_and_logged_and_their_types_never
     odd = pa.schema([*ROW, ("t", pa.time64("us"))])
     assert "cast it in select=" in only(findings(pg_truth.dsn, table, odd, **options))
     assert columns(pg_truth, table) == ADDED
+
+
+def test_names_that_the_server_would_cut_are_refused_before_anything_is_made(pg_schema: str, pg_truth: Truth) -> None:
+    """A table would get a column of another name; two names could become equal."""
+    names = ["a" * 64, "ü" * 32, "b" * 63 + "1", "b" * 63 + "2", "b" * 63, "c\0d", "twice", "twice"]
+    row = pa.schema([(name, pa.int64()) for name in names])
+    found = findings(pg_truth.dsn, f"{pg_schema}.long", row, marker_schema=f"{pg_schema}_m", create=True)
+    assert [name for name in names if any(repr(name) in each for each in found)] == [*names[:4], *names[5:]]
+    assert all("with AS" in each for each in found)
+    assert pg_truth.execute("SELECT to_regclass(%s)", f"{pg_schema}.long") == [(None,)]
+    assert pg_truth.execute("SELECT to_regnamespace(%s)", f"{pg_schema}_m") == [(None,)]
+
+
+def test_more_columns_than_a_table_can_have_are_refused_and_fewer_are_written(pg_schema: str, pg_truth: Truth) -> None:
+    """The sink's own columns in staging count too."""
+    given: dict[str, Any] = {"table": f"{pg_schema}.wide", "marker_schema": pg_schema, "create": True}
+    columns = {f"c{number}": pa.array([number], pa.int16()) for number in range(MOST_COLUMNS + 1)}
+    many = pa.record_batch(columns)
+    assert "leave some out with select=" in only(findings(pg_truth.dsn, row=many.schema, **given))
+    fewer = many.select(list(columns)[:-1])
+    driver = Driver(Postgres(pg_truth.dsn, **given, commit="staged", on_rejected="dead_letter"))
+    with closing(driver):
+        assert driver.committer.check(fewer.schema) == []
+        driver.run(0, fewer)
+    assert pg_truth.count(given["table"]) == 1
+
+
+def test_columns_for_which_a_table_has_no_place_are_named_with_what_to_do(pg_schema: str, pg_truth: Truth) -> None:
+    columns = ", ".join(f"c{number} int" for number in range(1599))
+    dropped = ", ".join(f"DROP COLUMN c{number}" for number in range(1599))
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.old (id bigint, {columns}); ALTER TABLE {pg_schema}.old {dropped}")
+    found = only(findings(pg_truth.dsn, f"{pg_schema}.old", marker_schema=pg_schema, add_columns=True))
+    assert "at most 1600 columns" in found
+    assert "dropped counts too" in found
+    assert "owner" not in found
+
+
+def test_a_statement_that_a_check_cannot_finish_is_no_failed_connection(
+    table: str, pg_schema: str, postgres: PostgresService, pg_truth: Truth
+) -> None:
+    """Errors of limits, locks and time-outs are OperationalErrors too."""
+    pg_truth.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+    found = only(findings(postgres.dsn, table, key="id", newer_wins="note", marker_schema=pg_schema, timeout=0.2))
+    pg_truth.execute("ROLLBACK")
+    assert found.startswith("cannot look into database")
+    assert "lock" in found
+
+
+def test_a_comparison_makes_nothing_and_says_what_a_start_would_make(pg_schema: str, pg_truth: Truth) -> None:
+    """Schema, markers, letters and table; once they are there, a start would make nothing."""
+    schema = f"{pg_schema}_m"
+    given: dict[str, Any] = {"table": f"{pg_schema}.t", "key": "id", "marker_schema": schema, "create": True}
+    given["on_rejected"] = "dead_letter"
+    with comparing() as would:
+        assert findings(pg_truth.dsn, **given) == []
+    assert [line.split(" (")[0] for line in would] == [
+        f'create schema "{schema}" and table "{schema}"."marker" and table "{schema}"."dead_letter"',
+        f'create the table: CREATE TABLE IF NOT EXISTS "{pg_schema}"."t"',
+    ]
+    assert pg_truth.execute("SELECT to_regclass(%s), to_regnamespace(%s)", f"{pg_schema}.t", schema) == [(None, None)]
+    assert findings(pg_truth.dsn, **given) == []
+    with comparing() as would:
+        assert findings(pg_truth.dsn, **given) == []
+    assert would == []
+    pg_truth.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def test_a_comparison_adds_no_column_and_compares_the_others(table: str, pg_schema: str, pg_truth: Truth) -> None:
+    row = ROW.append(pa.field("at", pa.timestamp("us", "UTC"))).set(1, pa.field("note", pa.int64()))
+    given: dict[str, Any] = {"table": table, "key": "id", "marker_schema": pg_schema, "newer_wins": "at"}
+    with comparing() as would:
+        assert "'note'" in only(findings(pg_truth.dsn, row=row, add_columns=True, **given))
+    assert [line for line in would if "ALTER" in line] == [
+        f'change the table: ALTER TABLE {quoted(table)} ADD COLUMN IF NOT EXISTS "at" timestamptz'
+    ]
+    columns = pg_truth.execute("SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0", table)
+    assert columns == [("id",), ("note",)]
+
+
+def test_a_comparison_names_the_rights_that_a_start_would_need(
+    table: str, pg_schema: str, poor: str, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}")
+    dsn = as_user(pg_truth.dsn, poor, PASSWORD)
+    row = ROW.append(pa.field("more", pa.int64()))
+    with comparing():
+        alone = findings(dsn, f"{pg_schema}.new", create=True, marker_schema="nowhere")
+        added = findings(dsn, table, row, add_columns=True, marker_schema=pg_schema)
+    assert ["let the DBA run" in alone[0], "CREATE TABLE IF NOT EXISTS" in alone[1]] == [True, True]
+    assert any("only the owner" in each for each in added)
+    assert pg_truth.execute("SELECT to_regnamespace('nowhere')") == [(None,)]
+
+
+def quoted(table: str) -> str:
+    return ".".join(f'"{part}"' for part in table.split("."))
 
 
 def test_columns_are_added_by_several_drivers_at_once(table: str, pg_schema: str, pg_truth: Truth) -> None:
@@ -634,7 +737,7 @@ def test_an_unreachable_server_is_a_finding_without_secrets() -> None:
         port = closed.getsockname()[1]
         found = only(findings(f"postgresql://app:{PASSWORD}@127.0.0.1:{port}/shop", "t"))
     assert f"127.0.0.1:{port}" in found
-    assert "reachable" in found
+    assert "can reach it" in found
     assert PASSWORD not in found
 
 
@@ -765,7 +868,7 @@ def test_a_session_is_given_back_to_its_pooler_with_the_settings_that_it_had(
     monkeypatch.setattr(server, "is_lent_to_both", lend)
     close = psycopg.Connection.close
     monkeypatch.setattr(psycopg.Connection, "close", give_back)
-    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", spool=False, marker_schema=pg_schema))
+    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", atomic=False, marker_schema=pg_schema))
     assert driver.committer.check(ROW) == []
     driver.run(0, pa.RecordBatch.from_pylist([{"id": 1, "note": "x"}], ROW))
     driver.committer.abort_orphans([])

@@ -26,29 +26,15 @@ if TYPE_CHECKING:
 
 PREPARED: dict[str, Any] = {"commit": "prepared", "key": "id"}
 STAGED: dict[str, Any] = {"commit": "staged"}
-SPOOLED: dict[str, Any] = {"commit": "prepared", "spool": True}
-SPOOLED_UPSERT: dict[str, Any] = {**PREPARED, "spool": True}
-SPOOLED_STAGED: dict[str, Any] = {**STAGED, "spool": True}
+APPEND: dict[str, Any] = {"commit": "prepared"}
 BY_TASK: dict[str, Any] = {"atomic": False}
 BY_TASK_UPSERT: dict[str, Any] = {"atomic": False, "key": "id"}
 
 CASES = [
-    *(pytest.param(PREPARED, f"postgres.{point}", id=f"atomic-{point}") for point in ("copied", "copied:2")),
     *(
-        pytest.param(PREPARED, f"postgres.{point}", id=f"atomic-{point}")
-        for point in ("merged", "prepared", "committed")
-    ),
-    *(
-        pytest.param(SPOOLED, f"postgres.{point}", id=f"spooled-{point}")
+        pytest.param(mode, f"postgres.{point}", id=f"{name}-{point}")
+        for name, mode in {"upsert": PREPARED, "append": APPEND}.items()
         for point in ("copied", "merged", "prepared", "committed")
-    ),
-    *(
-        pytest.param(SPOOLED_UPSERT, f"postgres.{point}", id=f"spooled-upsert-{point}")
-        for point in ("copied", "merged", "prepared")
-    ),
-    *(
-        pytest.param(SPOOLED_STAGED, f"postgres.{point}", id=f"spooled-staged-{point}")
-        for point in ("copied", "merged", "committed")
     ),
     *(pytest.param(STAGED, f"postgres.{point}", id=f"staged-{point}") for point in ("copied", "merged", "committed")),
     *(

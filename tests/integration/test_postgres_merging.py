@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import PostgresService
     from epochsink.postgres.config import Commit
+    from epochsink_devkit.services import PostgresService
 
 MODES = [
     pytest.param({"commit": "prepared", "spool": True}, id="prepared"),

@@ -10,6 +10,7 @@ import threading
 import uuid
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -21,11 +22,12 @@ from streams import wait_until
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
-from epochsink.postgres import Postgres, applied_epochs, prepared_transaction, sessions, vote, writer
+from epochsink.postgres import Postgres, incoming, marker_table, prepared_transaction, sessions
 from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
+from epochsink.postgres.database import Database
 from epochsink.postgres.server import Connection, Server
-from epochsink.postgres.sessions import Session
+from epochsink.postgres.session import Session
 from epochsink.postgres.staging import DELETED
 from epochsink.sink import Epoch, LastDone, Outcome
 from epochsink.testing.sink_rig import OneSink
@@ -33,7 +35,6 @@ from epochsink.testing.sink_rig import OneSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import ModuleType
 
     from fix_postgres import MakeDriver, Written
     from fix_services import PrivatePostgres
@@ -42,10 +43,8 @@ if TYPE_CHECKING:
 
 WHOLE = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"commit": "staged"}, id="staged")]
 BY_TASK = pytest.param({"atomic": False}, id="by-task")
-SPOOLED = pytest.param({"commit": "prepared", "spool": True}, id="spooled")
-SPOOLED_STAGED = pytest.param({"commit": "staged", "spool": True}, id="spooled-staged")
-GIDS = [WHOLE[0], BY_TASK, SPOOLED]
-MODES = [*WHOLE, BY_TASK, SPOOLED, SPOOLED_STAGED]
+GIDS = [WHOLE[0], BY_TASK]
+MODES = [*WHOLE, BY_TASK]
 
 
 def orders(*ids: int, note: str = "x") -> pa.RecordBatch:
@@ -195,7 +194,7 @@ def test_a_vote_that_another_sink_of_the_query_blocks_names_it_and_the_way_to_sh
     other.identity = replace(other.identity, sink="early")
     other.committer = OneSink.of(other.sink, "early")
     other.committer.open(other.identity)
-    other.committer.initial_state()
+    other.committer.join()
     driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", marker_schema=pg_schema, timeout=0.5))
     driver.identity = replace(driver.identity, query_id=other.identity.query_id)
     driver.committer.open(driver.identity)
@@ -427,7 +426,9 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
 
     monkeypatch.setattr(Server, "connect", counted)
     losses = cut_once(monkeypatch, "commit_prepared", "after")
-    committed = module.commit_side_by_side(Server.of(driver.sink), "epochsink", gid_of, 30)
+    server = Server.of(driver.sink)
+    session = Session(partial(Database.connect, server), "epochsink")
+    committed = module.commit_side_by_side(server, session, gid_of, 30)
     assert losses == ["after"]
     assert len(opened) == 3
     assert 5 not in committed
@@ -437,24 +438,24 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
     assert sorted(pg_truth.rows(table)) == [(n, f"x{n}") for n in range(24) if n != 4]
     assert pg_truth.prepared() == []
     few = {index: gid_of[index] for index in range(1, 4)}
-    assert module.commit_side_by_side(Server.of(driver.sink), "epochsink", few, 30) == set()
+    assert module.commit_side_by_side(server, session, few, 30) == set()
 
 
-def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str, where: ModuleType = module) -> list[str]:
+def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str) -> list[str]:
     """Terminate the session before or after the real command, once; the caller sees a dead connection."""
-    real: Callable[..., None] = getattr(where, name)
+    real: Callable[..., None] = getattr(Database, name)
     losses: list[str] = []
 
-    def lossy(connection: psycopg.Connection[Any], *rest: Any) -> None:
+    def lossy(database: Database, *rest: Any) -> None:
         if losses:
-            return real(connection, *rest)
+            return real(database, *rest)
         losses.append(moment)
         if moment == "after":
-            real(connection, *rest)
-        connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            real(database, *rest)
+        database.connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         raise AssertionError("the session survived its termination")
 
-    monkeypatch.setattr(where, name, lossy)
+    monkeypatch.setattr(Database, name, lossy)
     return losses
 
 
@@ -464,7 +465,7 @@ def test_a_busy_prepared_transaction_is_waited_for(
     """Another session is in the middle of finishing it (55000)."""
     driver = pg_driver(table, orders(1))
     written, parts = driver.prepare(0, orders(1))
-    real: Callable[..., None] = getattr(module, "commit_prepared")  # noqa: B009 - imported there, not exported
+    real = Database.commit_prepared
     turns: list[str] = []
 
     def busy(connection: Any, gid: str) -> None:
@@ -473,7 +474,7 @@ def test_a_busy_prepared_transaction_is_waited_for(
             raise psycopg.errors.ObjectNotInPrerequisiteState("prepared transaction with identifier is busy")
         real(connection, gid)
 
-    monkeypatch.setattr(module, "commit_prepared", busy)
+    monkeypatch.setattr(Database, "commit_prepared", busy)
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
     assert len(turns) == 3
     assert pg_truth.count(table) == 1
@@ -482,15 +483,13 @@ def test_a_busy_prepared_transaction_is_waited_for(
 def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postgres: PrivatePostgres) -> None:
     """While it is down the outcome is unknown; afterwards each epoch commits, whatever the mode.
 
-    The server has on disk what a vote has waited for, and nothing else: its WAL writer is slow. So what had not voted
-    is gone, and the vote says so.
+    The server has on disk what a vote has waited for, and nothing else: its WAL writer is slow. The rows of an epoch
+    that had not voted are in the spool, and it votes afterwards.
     """
     server = private_postgres(wal_writer_delay="10s", wal_writer_flush_after="1GB")
     # the staged one last: whatever is prepared after its rows are committed takes these to the disk with it
     modes: list[dict[str, Any]] = [{"commit": "prepared"}, {"atomic": False}, {"commit": "staged"}]
-    drivers = [
-        Driver(Postgres(server.dsn, table=f"orders_{index}", spool=False, **mode)) for index, mode in enumerate(modes)
-    ]
+    drivers = [Driver(Postgres(server.dsn, table=f"orders_{index}", **mode)) for index, mode in enumerate(modes)]
     with closing(Truth(server.dsn)) as truth:
         for index, driver in enumerate(drivers):
             truth.execute(f"CREATE TABLE orders_{index} (id bigint, note text)")
@@ -514,10 +513,8 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
         for driver, (written, parts) in zip(drivers, pending, strict=True):
             assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
             driver.committer.finish(written.epoch, parts)
-        with pytest.raises(PrepareFailed, match="holds 0 rows of the accepted tasks, but they wrote 2"):
-            drivers[0].vote(unvoted)
-        drivers[0].committer.abort_orphans([])
-        assert [truth.count(f"orders_{index}") for index in range(3)] == [3, 3, 3]
+        assert outcomes(drivers[0], unvoted, drivers[0].vote(unvoted)) == {Outcome.COMMITTED}
+        assert [truth.count(f"orders_{index}") for index in range(3)] == [5, 3, 3]
         assert truth.prepared() == truth.staging("epochsink") == []
     for driver in drivers:
         driver.close()
@@ -577,7 +574,7 @@ def test_a_server_that_freezes_at_the_commit_itself_is_given_up(
     driver = Driver(Postgres(server.dsn, table="orders", options={"connect_timeout": 2}))
     assert driver.committer.check(orders(1).schema) == []
     written, (part,) = driver.prepare(0, orders(1))
-    real: Callable[..., None] = getattr(module, "commit_prepared")  # noqa: B009 - imported there, not exported
+    real = Database.commit_prepared
     # a commit that waits for the end of this is one without a limit
     thaw = threading.Timer(60, server.resume)
 
@@ -586,7 +583,7 @@ def test_a_server_that_freezes_at_the_commit_itself_is_given_up(
         thaw.start()
         real(connection, gid)
 
-    monkeypatch.setattr(module, "commit_prepared", frozen)
+    monkeypatch.setattr(Database, "commit_prepared", frozen)
     with closing(impatient(driver, 1.0)) as hasty:
         hasty.open(driver.identity)
         verdict = hasty.commit(written.epoch, part, written.rows)
@@ -598,15 +595,12 @@ def test_a_server_that_freezes_at_the_commit_itself_is_given_up(
     driver.close()
 
 
-@pytest.mark.parametrize("spool", [False, True], ids=["by tasks", "by the driver"])
-def test_rows_that_wait_for_the_decision_outlive_a_crash_of_the_server(
-    private_postgres: PrivatePostgres, *, spool: bool
-) -> None:
+def test_rows_that_wait_for_the_decision_outlive_a_crash_of_the_server(private_postgres: PrivatePostgres) -> None:
     """Nothing else makes the server's log durable: its writer is slow, and no checkpoint is made."""
     server = private_postgres(wal_writer_delay="10s", wal_writer_flush_after="1GB")
     with closing(Truth(server.dsn)) as truth:
         truth.execute("CREATE TABLE orders (id bigint, note text)")
-    driver = Driver(Postgres(server.dsn, table="orders", commit="staged", spool=spool))
+    driver = Driver(Postgres(server.dsn, table="orders", commit="staged"))
     assert driver.committer.check(orders(1).schema) == []
     written, parts = driver.prepare(0, orders(1), orders(2))
     server.kill()
@@ -666,10 +660,10 @@ def test_a_session_that_died_while_idle_is_replaced(table: str, pg_driver: MakeD
 def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: MakeDriver, pg_schema: str) -> None:
     """There an applied epoch would seem lost, and be applied again."""
     driver = pg_driver(table, orders(1))
-    assert driver.committer.initial_state()["schema"] == pg_schema
+    assert driver.committer.join().origin["schema"] == pg_schema
     moved = Postgres("host=127.0.0.1", table=table, marker_schema="other")
     with pytest.raises(ConfigurationError, match="markers are in"):
-        OneSink.of(moved, driver.identity.sink).open(replace(driver.identity, origin=driver.committer.initial_state()))
+        OneSink.of(moved, driver.identity.sink).open(replace(driver.identity, origin=driver.committer.join().origin))
 
 
 def test_a_row_that_breaks_a_constraint_leaves_a_staged_epoch_pending(
@@ -763,7 +757,7 @@ def poor(pg_schema: str, table: str, pg_truth: Truth) -> Iterator[str]:
     pg_truth.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
     pg_truth.execute(f"GRANT USAGE, CREATE ON SCHEMA {pg_schema} TO {name}")
     pg_truth.execute(f"GRANT INSERT ON {table} TO {name}")
-    pg_truth.execute(applied_epochs.table_ddl(pg_schema).as_string())
+    pg_truth.execute(marker_table.table_ddl(pg_schema).as_string())
     pg_truth.execute(f"GRANT SELECT, INSERT, DELETE ON {pg_schema}.marker TO {name}")
     yield as_user(pg_truth.dsn, name, password)
     pg_truth.execute(f"DROP OWNED BY {name}")
@@ -810,18 +804,18 @@ def test_a_lock_that_somebody_holds_for_a_while_after_the_decision_is_waited_for
     """In a transaction of its own each time, though one wait may take no longer than ``timeout``."""
     driver = pg_driver(table, orders(1), commit="staged", timeout=0.1)
     written, parts = driver.prepare(0, orders(1))
-    real: Callable[..., None] = getattr(module, "merge")  # noqa: B009 - imported there, not exported
+    real = Database.merge
     refused: list[str] = []
 
-    def merge(*given: Any) -> None:
+    def merge(*given: Any, **options: Any) -> Any:
         try:
-            real(*given)
+            return real(*given, **options)
         except psycopg.errors.LockNotAvailable:
             refused.append("lock timeout")
             pg_truth.execute("ROLLBACK")
             raise
 
-    monkeypatch.setattr(module, "merge", merge)
+    monkeypatch.setattr(Database, "merge", merge)
     pg_truth.execute("BEGIN")
     pg_truth.execute(f"LOCK TABLE {table}")
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
@@ -847,7 +841,7 @@ def test_a_vote_whose_session_is_lost_is_repeated(
     """As by a restart of the server: whether it had prepared or not."""
     for number, moment in enumerate(("before", "after")):
         driver = pg_driver(table, orders(1), **mode)
-        losses = cut_once(monkeypatch, "prepare", moment, vote)
+        losses = cut_once(monkeypatch, "prepare", moment)
         driver.run(0, orders(number))
         assert losses == [moment]
         monkeypatch.undo()
@@ -878,32 +872,32 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
     monkeypatch.setattr(sessions, "WATCH_SECONDS", 0.1)
     server = private_postgres()
     with closing(Truth(server.dsn)) as truth:
-        truth.execute("CREATE TABLE orders (id bigint, note text)")
-    driver = Driver(Postgres(server.dsn, table="orders", spool=False, options={"connect_timeout": 2}))
+        truth.execute("CREATE TABLE orders (id bigint PRIMARY KEY, note text)")
+    driver = Driver(Postgres(server.dsn, table="orders", key="id", options={"connect_timeout": 2}))
     assert driver.committer.check(orders(1).schema) == []
 
-    def at(where: ModuleType, name: str, act: Callable[[], object]) -> None:
+    def at(where: Any, name: str, act: Callable[[], object]) -> None:
         real, waiting = getattr(where, name), [act]
 
-        def acting(*given: Any) -> None:
+        def acting(*given: Any, **options: Any) -> Any:
             if waiting:
                 waiting.pop()()
-            real(*given)
+            return real(*given, **options)
 
         monkeypatch.setattr(where, name, acting)
 
-    at(writer, "commit", server.pause)
-    with pytest.raises(PrepareFailed):
-        driver.write(0, orders(1))
-    server.resume()
     written = driver.write(0, orders(1))
     with closing(impatient(driver, 0.5)) as hasty:
         hasty.open(driver.identity)
-        at(vote, "merge", server.pause)
+        at(incoming, "commit", server.pause)
         with pytest.raises(PrepareFailed):
             hasty.vote(written.epoch, written.committables, written.rows)
         server.resume()
-    at(vote, "merge", server.restart)
+        at(Database, "merge", server.pause)
+        with pytest.raises(PrepareFailed):
+            hasty.vote(written.epoch, written.committables, written.rows)
+        server.resume()
+    at(Database, "merge", server.restart)
     parts = driver.vote(written)
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
     with closing(Truth(server.dsn)) as truth:
@@ -925,17 +919,17 @@ def test_what_a_start_writes_is_committed_with_the_request_that_writes_it(
     monkeypatch.setattr(Connection, "execute", execute)
     driver = pg_driver(table, orders(1))
     states.clear()
-    driver.committer.initial_state()
+    driver.committer.join()
     driver.committer.verify_applied(None, None)
     assert set(states) == {psycopg.pq.TransactionStatus.IDLE}
 
 
 def test_sessions_outlive_a_closed_connection(pg_truth: Truth) -> None:
-    session = Session(Server.of(Postgres(pg_truth.dsn, table="t")), "epochsink")
-    first = session.connection()
+    session = Session(partial(Database.connect, Server.of(Postgres(pg_truth.dsn, table="t"))), "epochsink")
+    first = session.database()
     first.close()
-    assert session.connection() is not first
-    assert session.connection() is session.connection()
+    assert session.database() is not first
+    assert session.database() is session.database()
     session.close()
 
 

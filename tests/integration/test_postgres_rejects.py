@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from fix_postgres import Driver, Truth, tables
+from fix_postgres import Driver, Truth
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres import Postgres
+from epochsink.postgres.incoming import Incoming
 from epochsink.sink import Epoch
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver
     from fix_services import PrivatePostgres
+
+    from epochsink.postgres.committable import Member
 
 PREPARED = [
     pytest.param({"commit": "prepared"}, id="prepared"),
@@ -313,27 +316,38 @@ def test_a_table_that_changes_while_the_query_runs_fails_the_epoch(
     driver = pg_driver(table, rows(1))
     pg_truth.execute(f"ALTER TABLE {table} RENAME note TO remark")
     with pytest.raises(PrepareFailed, match="'note'"):
-        driver.write(0, rows(1))
+        driver.prepare(0, rows(1))
     pg_truth.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
     with pytest.raises(PrepareFailed, match="does not exist"):
-        driver.write(0, rows(1))
+        driver.prepare(0, rows(1))
 
 
 @pytest.mark.parametrize(
     "damage", ["DROP TABLE {}", "DELETE FROM {} WHERE id = 1", "INSERT INTO {0} SELECT * FROM {0}"]
 )
-@pytest.mark.parametrize("options", [{}, {"key": "id", "order_by": "note"}], ids=["append", "upsert"])
-def test_a_vote_counts_what_the_tasks_wrote(
-    options: dict[str, Any], damage: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+@pytest.mark.parametrize("options", [{"commit": "staged"}, {"key": "id"}], ids=["append", "upsert"])
+def test_a_vote_counts_what_is_staged(
+    options: dict[str, Any],
+    damage: str,
+    *,
+    pg_schema: str,
+    pg_driver: MakeDriver,
+    pg_truth: Truth,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = f"{pg_schema}.t"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
     driver = pg_driver(table, rows(1), **options)
-    written = driver.write(0, rows(1, 2))
-    (staging,) = tables(written.committables)
-    pg_truth.execute(damage.format(f"{pg_schema}.{staging}"))
+    stage = Incoming.stage
+
+    def damaged(incoming: Incoming, epoch: Epoch) -> Member:
+        member = stage(incoming, epoch)
+        pg_truth.execute(damage.format(member.staging))
+        return member
+
+    monkeypatch.setattr(Incoming, "stage", damaged)
     with pytest.raises(PrepareFailed):
-        driver.vote(written)
+        driver.prepare(0, rows(1, 2))
     assert pg_truth.prepared() == []
     assert pg_truth.count(table) == 0
 

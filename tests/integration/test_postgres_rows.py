@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import PostgresService
+    from epochsink_devkit.services import PostgresService
 
 SCHEMAS, ROWS = 300, 35
 JDBC_SCHEMAS: Final = 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
     from fix_postgres import MakeDriver
 
-    from epochsink.devkit.services import PostgresService
     from epochsink.sink import Participant
+    from epochsink_devkit.services import PostgresService
 
     MakeQuery = Callable[..., "Query"]
 
@@ -143,11 +144,14 @@ def test_a_seal_that_a_failover_has_lost_beside_rows_that_are_there_is_repaired_
     assert caught.value.facts["lacks_from"] == 0
     if key:
         with pytest.raises(WentBack, match="without its seal"):
-            participant.lacking("table", last)
+            participant.operator().losses().lacking("table", last)
         return
-    assert participant.lacking("table", last) == parts[:1]
-    ballots = {"table": Ballot(parts[:1], written.rows, LastDone(-1, "", ()))}
-    (verdict,) = participant.reapply(written.epoch, ballots, None)["table"]
+    assert participant.operator().losses().lacking("table", last) == parts[:1]
+    whole = Ballot(parts, written.rows, LastDone(-1, "", ()))
+    (verdict,) = participant.commit(written.epoch, {"table": replace(whole, parts=parts[:1])})["table"]
+    assert verdict.outcome is Outcome.ABORTED
+    seal = participant.replay(written.epoch, parts[0], {"table": whole}, "")
+    (verdict,) = participant.commit(written.epoch, {"table": replace(whole, parts=[seal])})["table"]
     assert verdict.outcome is Outcome.COMMITTED
     driver.committer.verify_applied(last, None)
     assert pg_truth.rows(table) == [(0,), (1,)]

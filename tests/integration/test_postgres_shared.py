@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from family_tables import QUERY, FamilyTables
 
-from epochsink.cli.checkpoint_folder import Place
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
 from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.errors import ConfigurationError, RowsRejected, WentBack
 from epochsink.failpoints import POINTS
@@ -459,7 +459,7 @@ def test_an_operator_closes_a_shared_epoch_for_all_of_its_sinks(
     """What was discarded for one would come back with the other's commit."""
     driver = family.driver()
     family.prepare(driver, 0, epoch(0))
-    place = Place(LocalStorage(Path(family.folder)), family.folder, family.spool, QUERY)
+    place = QueryCheckpoint(LocalStorage(Path(family.folder)), family.folder, family.spool, QUERY)
     folder = tmp_path / "kept"
     folder.mkdir()
     family.decide(0)
@@ -486,7 +486,7 @@ def test_a_shared_epoch_whose_target_is_asked_for_one_sink_is_committed_for_all(
     driver = family.driver()
     family.prepare(driver, 0, epoch(0))
     family.decide(0)
-    place = Place(LocalStorage(Path(family.folder)), family.folder, family.spool, QUERY)
+    place = QueryCheckpoint(LocalStorage(Path(family.folder)), family.folder, family.spool, QUERY)
     answer = Resolution(place, epoch=0, sink="children", ruling=Ruling.COMMITTED, sinks=family.made, folder=tmp_path)
     answer.carry_out()
     assert rows(family, pg_truth) == expected(epoch(0))

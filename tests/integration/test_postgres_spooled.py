@@ -16,10 +16,10 @@ import pytest
 from fix_postgres import ListedRows, Written
 
 from epochsink.errors import PrepareFailed
-from epochsink.postgres import Postgres, vote
+from epochsink.postgres import Postgres, incoming, vote
 from epochsink.postgres.prepared_transaction import commit
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Epoch, Keeping, Outcome, SpoolFile, write_all
+from epochsink.sink import Epoch, Keeping, Outcome, SpoolFile
 from epochsink.testing.sink_rig import damage
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_the_ledger_gets_the_tasks_and_the_number_of_rows_and_no_value(
         ({"key": "id"}, Keeping.IN_SPOOL_ALONE),
         ({"commit": "staged"}, Keeping.IN_SPOOL_ALONE),
         ({"atomic": False}, Keeping.IN_SPOOL),
-        ({"spool": False}, Keeping.NOT),
+        ({"atomic": False, "spool": False}, Keeping.NOT),
     ],
     ids=["append", "upsert", "staged", "by-task", "without"],
 )
@@ -103,7 +103,7 @@ def test_only_tasks_that_commit_their_own_rows_write_them_to_the_server_too(
     options: dict[str, Any], keeping: Keeping, table: str, pg_driver: MakeDriver
 ) -> None:
     driver = pg_driver(table, orders(1), **{"spool": True, **options})
-    assert driver.committer.keeping(Epoch(0, uuid.uuid4().hex), orders(1).schema) is keeping
+    assert driver.committer.begin(Epoch(0, uuid.uuid4().hex), orders(1).schema).keeping is keeping
 
 
 def test_a_rule_of_the_table_is_obeyed(table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
@@ -198,7 +198,7 @@ def test_a_connection_lost_as_the_driver_stages_is_made_again(
             connection.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-    monkeypatch.setattr(vote, "commit", commit_once)
+    monkeypatch.setattr(incoming, "commit", commit_once)
     driver.run(0, orders(1), orders(2))
     assert lost
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
@@ -231,7 +231,7 @@ def test_a_commit_that_comes_late_as_the_driver_stages_again_does_not_double_row
         late.commit()
 
     arrives = threading.Thread(target=arrive)
-    monkeypatch.setattr(vote, "commit", commit_once)
+    monkeypatch.setattr(incoming, "commit", commit_once)
     with psycopg.connect(pg_truth.dsn) as late:
         driver.run(0, orders(1), orders(2))
         arrives.join()
@@ -286,16 +286,4 @@ def test_a_spool_with_fewer_rows_than_the_tasks_wrote_fails_the_attempt(
     fewer = ListedRows({first: [orders(1)], second: [orders(3)]})
     with pytest.raises(PrepareFailed, match="holds 2 rows"):
         driver.vote(Written(written.epoch, written.committables, fewer))
-    assert pg_truth.prepared() == []
-
-
-def test_an_attempt_in_which_only_some_tasks_have_staged_their_rows_is_refused(
-    table: str, pg_driver: MakeDriver, pg_truth: Truth
-) -> None:
-    """No task is told otherwise than the others; if one were, its rows must not be forgotten."""
-    driver = pg_driver(table, orders(1), spool=True)
-    written = driver.write(0, orders(1))
-    staged = write_all(driver.sink.writer(driver.task(written.epoch)), [orders(2)])
-    with pytest.raises(PrepareFailed, match="only some tasks"):
-        driver.vote(replace(written, committables=[*written.committables, staged]))
     assert pg_truth.prepared() == []

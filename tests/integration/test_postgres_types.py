@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from epochsink.errors import RowsRejected
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -112,6 +114,54 @@ def test_types_that_widen_or_parse_come_back_as_the_columns_type(
     pg_driver(table, rows, **way).run(0, rows)
     expected = [*zip(*(values for _, _, values in CONVERTED.values()), strict=True), (None,) * len(CONVERTED)]
     assert pg_truth.execute(f"SELECT * FROM {table}") == expected  # noqa: S608 - a name that the test made
+
+
+DOMAINS: dict[str, tuple[str, pa.DataType, Any, str]] = {
+    "short": ("varchar(5)", pa.string(), "ábcde", "ábcde"),
+    "amount": ("numeric(10,2)", pa.decimal128(10, 2), Decimal("0.05"), "0.05"),
+    "document": ("jsonb", pa.string(), '{"a": 1}', '{"a": 1}'),
+    "moment": ("timestamp(3)", pa.timestamp("us"), dt.datetime(2026, 1, 2, 3, 4, 5, 678000), "2026-01-02 03:04:05.678"),  # noqa: DTZ001 - has no zone
+    "numbers": ("int[]", pa.list_(pa.int32()), [1, None], "{1,NULL}"),
+    "place": ("inet", pa.string(), "::1", "::1/128"),
+}
+"""A domain's base type, the row's type, a value, and its text in PostgreSQL."""
+
+
+@pytest.mark.parametrize("commit", ["prepared", "staged"])
+def test_domains_of_several_levels_take_what_their_base_types_take(
+    commit: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.domains"
+    for name, (base, *_) in DOMAINS.items():
+        for level, kind in enumerate([base, f"{pg_schema}.{name}0", f"{pg_schema}.{name}1"]):
+            pg_truth.execute(f"CREATE DOMAIN {pg_schema}.{name}{level} AS {kind} {'NOT NULL' if level == 1 else ''}")
+    pg_truth.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {pg_schema}.{name}2' for name in DOMAINS)})")
+    rows = pa.record_batch({name: pa.array([value], kind) for name, (_, kind, value, _) in DOMAINS.items()})
+    pg_driver(table, rows, commit=commit).run(0, rows)
+    shown = ", ".join(f"{name}::text" for name in DOMAINS)
+    assert pg_truth.execute(f"SELECT {shown} FROM {table}") == [tuple(text for *_, text in DOMAINS.values())]  # noqa: S608 - made here
+
+
+REFUSED: dict[str, tuple[str, pa.Array, str]] = {
+    "too long": ("varchar(5)", pa.array(["abcdef"]), "too long"),
+    "null": ("text", pa.array([None], pa.string()), "null"),
+    "finer": ("timestamp(3)", pa.array([1], pa.timestamp("us")), "does not fit"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_value_that_an_inner_domain_refuses_is_refused(
+    case: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Not cut or rounded: a cast to a domain would."""
+    base, values, said = REFUSED[case]
+    table = f"{pg_schema}.inner"
+    pg_truth.execute(f"CREATE DOMAIN {pg_schema}.a AS {base} NOT NULL; CREATE DOMAIN {pg_schema}.b AS {pg_schema}.a")
+    pg_truth.execute(f"CREATE TABLE {table} (v {pg_schema}.b)")
+    rows = pa.record_batch({"v": values})
+    with pytest.raises(RowsRejected, match=said):
+        pg_driver(table, rows).run(0, rows)
+    assert pg_truth.rows(table) == []
 
 
 @pytest.mark.parametrize("commit", ["prepared", "staged"])

@@ -18,13 +18,13 @@ from elasticsearch import Elasticsearch, helpers
 from http_proxy import Lost, Proxy, Seen
 from indices import RECOVERS_LATE
 
-from epochsink.testing import History, HistoryLog, Target, Workload
-from epochsink.testing.readers import Unreachable
-from epochsink.testing.readers.elasticsearch import ElasticsearchReader
-from epochsink.testing.readers.kafka import KafkaReader
-from epochsink.testing.readers.postgres import PostgresReader
-from epochsink.testing.rows import SCHEMA, stamp
-from epochsink.testing.sampling import Sampler
+from epochsink_devkit.history import CheckedTarget, History, HistoryLog, Workload
+from epochsink_devkit.history.readers import TargetUnreachable
+from epochsink_devkit.history.readers.elasticsearch import ElasticsearchReader
+from epochsink_devkit.history.readers.kafka import KafkaReader
+from epochsink_devkit.history.readers.postgres import PostgresReader
+from epochsink_devkit.history.rows import SCHEMA, stamp
+from epochsink_devkit.history.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from fix_services import FreshName, PrivateElasticsearch, PrivatePostgres
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 MORE_THAN_A_PAGE = 10_500
 DEADLINE = 30.0
@@ -114,7 +114,7 @@ def test_a_server_that_is_down_is_unreachable_and_read_again_when_it_is_back(pri
     reader = PostgresReader(server.dsn, "pg_no_such_table")
     assert reader.read().num_rows == 0
     server.kill()
-    with pytest.raises(Unreachable):
+    with pytest.raises(TargetUnreachable):
         reader.read()
     server.start()
     wait_until(lambda: reader.read().num_rows == 0)
@@ -180,7 +180,7 @@ def test_elasticsearch_that_has_just_started_is_unreachable_until_it_serves_its_
         with ThreadPoolExecutor(1) as thread:
             started = thread.submit(server.start)
             while not started.done():
-                with suppress(Unreachable):
+                with suppress(TargetUnreachable):
                     assert reader.read().num_rows == rows.num_rows
             started.result()
         assert reader.read().num_rows == rows.num_rows
@@ -228,7 +228,7 @@ def test_a_point_in_time_that_a_killed_server_forgot_is_no_empty_index(
     with Elasticsearch(elasticsearch.url) as client, Proxy(elasticsearch.url, forget) as proxy:
         client.index(index=index, document={"src_off": 1})
         reader = ElasticsearchReader(proxy.url, index, max_retries=0)
-        with pytest.raises(Unreachable):
+        with pytest.raises(TargetUnreachable):
             reader.read()
         reader.close()
 
@@ -283,7 +283,9 @@ def test_a_sampler_writes_the_first_and_the_last_of_reads_that_saw_the_same(
     postgres: PostgresService, table: str, tmp_path: Path
 ) -> None:
     log, looks = HistoryLog(tmp_path), []
-    sampler = Sampler(Target(table), PostgresReader(postgres.dsn, table), log, lambda: looks.append(time.monotonic()))
+    sampler = Sampler(
+        CheckedTarget(table), PostgresReader(postgres.dsn, table), log, lambda: looks.append(time.monotonic())
+    )
     sampler.start()
     wait_until(lambda: len(looks) > 20)
     with psycopg.connect(postgres.dsn) as connection:
@@ -304,7 +306,7 @@ def test_a_sampler_writes_the_first_and_the_last_of_reads_that_saw_the_same(
 def test_a_sampler_writes_when_a_target_could_not_be_read(private_postgres: PrivatePostgres, tmp_path: Path) -> None:
     server, log, looks = private_postgres(), HistoryLog(tmp_path), []
     reader = PostgresReader(server.dsn, "pg_no_such_table")
-    sampler = Sampler(Target("table"), reader, log, lambda: looks.append(time.monotonic()))
+    sampler = Sampler(CheckedTarget("table"), reader, log, lambda: looks.append(time.monotonic()))
     sampler.start()
     wait_until(lambda: len(looks) > 5)
     server.kill()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import LocalHdfs, LocalS3
+    from epochsink_devkit.services import LocalHdfs, LocalS3
 
 EPOCHS: Final = 3
 STEPS: Final = sorted(point for point in POINTS if point.startswith(("coordinator.", "task.")))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService
     from epochsink.sink import Sink
+    from epochsink_devkit.services import ElasticsearchService, KafkaService
 
 pytestmark = pytest.mark.connect
 

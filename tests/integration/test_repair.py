@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -21,25 +22,28 @@ from streams import Stream
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.devkit.services import LocalElasticsearch, LocalPostgres
 from epochsink.elasticsearch import Elasticsearch, applied_epochs
 from epochsink.errors import Fenced, WentBack
+from epochsink.identity import marker_document
 from epochsink.postgres import Postgres
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.retained import Retention
 from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import identity_key
 from epochsink.testing.sink_rig import OneSink
+from epochsink_devkit.services import LocalElasticsearch, LocalPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fix_postgres import Truth
+    from fix_services import FreshName
     from pyspark.sql import SparkSession
     from typer.testing import Result
 
-    from epochsink.devkit.services import PostgresService
     from epochsink.sink import Sink
+    from epochsink_devkit.services import ElasticsearchService, PostgresService
 
 MODULE = "repaired_sinks"
 
@@ -150,7 +154,7 @@ def test_nothing_is_applied_if_an_epoch_in_between_is_not_retained(
     set_back(pg_truth, pg_schema, name, 0, 1, 2, 3)
     answer = repair(kit)
     assert answer.exit_code == 1
-    assert "lacks the epochs from 2 or an earlier one to 3, and the rows of epoch 2 cannot be had" in answer.output
+    assert "lacks the epochs from 2 or an earlier one to 3, and the rows of epoch 2 are not available" in answer.output
     assert f"epochsink accept {kit.root} 3 --sink sink" in answer.output.replace("\n", " ")
     assert pg_truth.rows(name) == [(0,)]
 
@@ -256,7 +260,7 @@ def test_a_table_that_is_set_back_again_under_a_repair_gets_no_epoch_after_the_o
             set_back(pg_truth, pg_schema, name, 0, 1)
 
     with monkeypatch.context() as meanwhile:
-        for module in ("protocol.repair", "postgres.vote", "postgres.writer"):
+        for module in ("protocol.repair", "postgres.vote", "postgres.incoming", "postgres.writer"):
             meanwhile.setattr(f"epochsink.{module}.reach", fail_over)
         answer = repair(kit)
     assert (answer.exit_code, "no longer holds epoch 1" in answer.output) == (1, True), answer.output
@@ -266,6 +270,50 @@ def test_a_table_that_is_set_back_again_under_a_repair_gets_no_epoch_after_the_o
     assert sorted(value for (value,) in pg_truth.rows(name)) == [0, 1, 2, 3]
     kit.coordinator = kit.start()
     assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
+def test_a_command_that_commits_an_epoch_keeps_its_rows_for_as_long_as_the_query_said(
+    table: Callable[..., tuple[CheckpointKit, str]], pg_schema: str, pg_truth: Truth
+) -> None:
+    """The first epoch too, before which nothing was kept that could say for how long."""
+    kit, name = table(retain_seconds=1000.0)
+    kit.record(0, {"sink": ids(1, 2)})
+    kit.decide(0)
+    recovered = CliRunner().invoke(app, ["recover", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--yes"])
+    assert (recovered.exit_code, pg_truth.count(name)) == (0, 2), recovered.output
+    (term,) = Retention(kit.spool, kit.query_id).terms().values()
+    assert (term.epoch.number, term.until - term.done) == (0, 1_000_000)
+    set_back(pg_truth, pg_schema, name, -1, 1, 2)
+    answer = repair(kit)
+    assert (answer.exit_code, pg_truth.count(name)) == (0, 2), answer.output
+
+
+def test_the_rows_of_a_pending_epoch_are_there_when_the_time_of_its_record_is_over(
+    table: Callable[..., tuple[CheckpointKit, str]],
+    pg_schema: str,
+    pg_truth: Truth,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver dies before "done", a failover loses the epoch, and the query is started after the time of retain=."""
+    kit, name = table(retain_seconds=1000.0)
+    kit.run(0, {"sink": ids(0)})
+    kit.record(1, {"sink": ids(1, 2)})
+    kit.decide(1)
+
+    def die(point: str) -> None:
+        if point == "coordinator.done.before":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("epochsink.protocol.commits.reach", die)
+        with pytest.raises(KeyboardInterrupt):
+            kit.coordinator.commit_decided()
+    set_back(pg_truth, pg_schema, name, 0, 1, 2)
+    later = time.time() + 2000
+    monkeypatch.setattr("epochsink.protocol.retained.time.time", lambda: later)
+    kit.coordinator = kit.start()
+    assert sorted(value for (value,) in pg_truth.rows(name)) == [0, 1, 2]
+    assert [term.epoch.number for term in Retention(kit.spool, kit.query_id).terms().values()] == [1]
 
 
 def test_what_is_kept_is_shown_and_dropped_when_its_time_is_over_or_the_checkpoint_is_abandoned(
@@ -359,6 +407,53 @@ class Restored:
         with closing(OneSink.of(sink)) as committer:
             assert committer.check(like.schema) == []
         self.kit = CheckpointKit(folder / "checkpoint", {"sink": sink}, retain_seconds=3600.0)
+
+
+def test_a_table_is_repaired_beside_indices_that_rows_name_and_that_lack_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    postgres: PostgresService,
+    elasticsearch: ElasticsearchService,
+    pg_schema: str,
+    pg_truth: Truth,
+    fresh_index: FreshName,
+) -> None:
+    """Indices that lack an epoch are not repaired: then the command says what to load, and applies nothing."""
+    monkeypatch.chdir(tmp_path)
+    name, prefix = f"{pg_schema}.orders", fresh_index()
+    pg_truth.execute(f"CREATE TABLE {name} (id bigint)")
+    of_table: dict[str, Any] = {"table": name, "marker_schema": pg_schema}
+    of_indices: dict[str, Any] = {"index_by": "month", "key": "id", "timeout": 20.0}
+    (tmp_path / f"{MODULE}.py").write_text(
+        "from epochsink import Elasticsearch, Postgres\n"
+        f"SINKS = {{'sink': Postgres({postgres.dsn!r}, **{of_table!r}),\n"
+        f"         'search': Elasticsearch({elasticsearch.url!r}, **{of_indices!r})}}\n"
+    )
+    search = Elasticsearch(elasticsearch.url, **of_indices)
+    with closing(OneSink.of(search)) as committer:
+        assert committer.check(ids(1).schema) == []
+    sinks: dict[str, Sink] = {"sink": Postgres(postgres.dsn, **of_table), "search": search}
+    kit = CheckpointKit(tmp_path / "checkpoint", sinks, retain_seconds=3600.0)
+    try:
+        for number in range(3):
+            document = rendered([(str(number), {"n": number})], indices=[f"{prefix}-{number % 2}"])
+            kit.run(number, {"sink": ids(number), "search": document})
+        set_back(pg_truth, pg_schema, name, 0, 1, 2)
+        answer = repair(kit)
+        assert answer.exit_code == 0, answer.output
+        assert pg_truth.rows(name) == [(0,), (1,), (2,)]
+        set_back(pg_truth, pg_schema, name, 0, 1, 2)
+        with closing(vendor.Elasticsearch(elasticsearch.url)) as client:
+            document_id = marker_document(identity_key(kit.coordinator.identity("search")))
+            client.update(index=applied_epochs.INDEX, id=document_id, doc={"epoch": 1})
+        answer = repair(kit)
+        assert answer.exit_code == 1
+        assert "epoch 2 is in a data stream, or in indices that its rows named" in answer.output
+        assert pg_truth.rows(name) == [(0,)]
+    finally:
+        kit.close()
+        sys.modules.pop(MODULE, None)
 
 
 def retry_letters(kit: CheckpointKit, client: vendor.Elasticsearch) -> int:

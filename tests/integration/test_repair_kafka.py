@@ -21,11 +21,11 @@ from kafka_kit import Reader, create_topic, delete_markers, epoch, read_all, row
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.devkit.services import LocalKafka
 from epochsink.errors import WentBack
 from epochsink.kafka import Kafka
 from epochsink.sink import Identity, Keeping
 from epochsink.testing.sink_rig import OneSink
+from epochsink_devkit.services import LocalKafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,13 +38,13 @@ EPOCHS = range(2, 5)
 POINTS = (
     "repair.epoch.before",
     "kafka.produced",
-    "repair.part.recorded",
+    "coordinator.replay.after",
     "kafka.commit.between",
     "repair.epoch.after",
 )
 RACED = {
     "repair.epoch.before": "another driver writes for this query",
-    "repair.part.recorded": "a driver on another copy of this checkpoint writes for the same query",
+    "coordinator.replay.after": "a driver on another copy of this checkpoint writes for the same query",
 }
 """Where a repair is overtaken by another one, and what it says then."""
 
@@ -163,9 +163,8 @@ def set_back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def test_rows_that_are_retained_are_in_the_spool_and_not_in_the_topic_alone(set_back: Broker) -> None:
     [participant] = set_back.unmarked.kit.participants
     schemas = {"sink": rows("a").schema}
-    assert participant.keeping(epoch(2), schemas) == {"sink": Keeping.IN_SPOOL}
-    participant.retains = False
-    assert participant.keeping(epoch(2), schemas) == {"sink": Keeping.IN_TARGET}
+    assert participant.begin(epoch(2), schemas, retained=True)["sink"].keeping is Keeping.IN_SPOOL
+    assert participant.begin(epoch(2), schemas)["sink"].keeping is Keeping.IN_TARGET
 
 
 def test_a_topic_restored_from_a_copy_gets_its_epochs_again_and_the_query_goes_on(set_back: Broker) -> None:
@@ -239,7 +238,8 @@ def test_of_two_repairs_on_copies_of_a_checkpoint_the_later_one_writes_alone(
             monkeypatch.undo()
             later.append(query.type("repair", "--yes", root=copy))
 
-    monkeypatch.setattr("epochsink.protocol.repair.reach", another_repairs)
+    for module in ("repair", "commit_engine"):
+        monkeypatch.setattr(f"epochsink.protocol.{module}.reach", another_repairs)
     earlier = query.repair()
     assert later[0].exit_code == 0, later[0].output
     told = " ".join(earlier.output.split())

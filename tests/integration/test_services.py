@@ -20,17 +20,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
 
-from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, free_port, spark_packages, versions
-from epochsink.devkit.services.ports import LOOPBACK, answers, is_free
 from epochsink.errors import ServiceError
+from epochsink_devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, free_port, spark_packages, versions
+from epochsink_devkit.services.ports import LOOPBACK, answers, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fix_services import FreshName, PrivateElasticsearch, PrivateKafka, PrivatePostgres
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
-    from epochsink.devkit.services.local import LocalService
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.services.local import LocalService
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -210,7 +210,7 @@ def test_a_named_home_keeps_the_data_for_the_next_object() -> None:
 
 OWNER = """
 import time
-from epochsink.devkit.services import LocalPostgres
+from epochsink_devkit.services import LocalPostgres
 postgres = LocalPostgres().start()
 print(postgres.pid, postgres.home, flush=True)
 time.sleep(1000)
@@ -228,37 +228,67 @@ def test_a_killed_owner_takes_the_server_and_its_data_along() -> None:
     wait_until(lambda: not Path(home).exists())
 
 
-def test_up_status_down(tmp_path: Path) -> None:
-    """Left running in the background, shown, and stopped by another process."""
+class Shell:
+    """`epochsink services`, typed in a folder; all folders share one user's state."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "epochsink.cli.app", "services", *arguments],
-            env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "COLUMNS": "200"},
+            env={**os.environ, "XDG_STATE_HOME": str(self.folder.parent), "COLUMNS": "200"},
+            cwd=self.folder,
             capture_output=True,
             text=True,
             check=False,
         )
 
+
+def shown(text: str) -> list[tuple[str, str, str, str]]:
+    return re.findall(r"│ (\w+) +│ ([\d.]+) +│ (\d+) +│ (\w+) +│", text)
+
+
+def test_up_status_down(tmp_path: Path) -> None:
+    """Left running in the background, shown, and stopped by another process. What runs stays when more is added."""
+    run = Shell(tmp_path / "project")
+    first = run("up", "postgres", "--detach")
+    assert first.returncode == 0, first.stderr
     up = run("up", "kafka", "postgres", "--detach")
     assert up.returncode == 0, up.stderr
-    rows = re.findall(r"│ (\w+) +│ ([\d.]+) +│ (\d+) +│ (\w+) +│", up.stdout)
+    assert up.stdout.startswith("Up already: postgres.\n")
+    rows = shown(up.stdout)
     assert [(name, version, ready) for name, version, _, ready in rows] == [
-        ("kafka", versions.KAFKA, "yes"),
         ("postgres", versions.POSTGRES, "yes"),
+        ("kafka", versions.KAFKA, "yes"),
     ]
-    addresses = r"\n127\.0\.0\.1:\d+\npostgresql://postgres:[0-9a-f]{32}@127\.0\.0\.1:\d+/postgres\n"
+    assert shown(first.stdout) == rows[:1]
+    addresses = r"\npostgresql://postgres:[0-9a-f]{32}@127\.0\.0\.1:\d+/postgres\n127\.0\.0\.1:\d+\n"
     assert re.search(addresses, up.stdout), up.stdout
     processes = [psutil.Process(int(pid)) for _, _, pid, _ in rows]
-    assert run("status").stdout.splitlines() == up.stdout.splitlines()[:-1]
-    again = run("up")
-    assert again.returncode == 1
-    assert "up already" in again.stderr
+    assert run("status").stdout.splitlines() == up.stdout.splitlines()[1:-1]
     down = run("down")
-    assert "Stopped kafka, postgres." in down.stdout
+    assert "Stopped postgres, kafka." in down.stdout
     assert not any(process.is_running() for process in processes)
     assert "No services are up" in run("status").stdout
     assert "No services were up" in run("down").stdout
+
+
+def test_what_is_done_in_another_folder_leaves_services_alone(tmp_path: Path) -> None:
+    """Each folder has services of its own, and says where others run; ``--name`` leads to them."""
+    mine, other = Shell(tmp_path / "mine"), Shell(tmp_path / "other")
+    up = mine("up", "s3", "--detach")
+    assert up.returncode == 0, up.stderr
+    try:
+        for verb in ("status", "down"):
+            answer = other(verb).stdout
+            assert f"No services {'are' if verb == 'status' else 'were'} up for {other.folder}" in answer
+            assert f"Up for {mine.folder}: s3; to name them from here: --name {mine.folder}" in answer
+        assert shown(mine("status").stdout) == shown(up.stdout)
+    finally:
+        down = other("down", "--name", str(mine.folder))
+    assert down.stdout == "Stopped s3.\n"
 
 
 READ = """

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pytest
 
-from epochsink.identity import identity_key
 from epochsink.protocol.spool import NO_SPOOL
-from epochsink.sink import Epoch, Identity, Keeping
+from epochsink.sink import Epoch, Identity, Keeping, WriterContext, identity_key
 from epochsink.spark.classic.compat import byte_limit_of_batches
 from epochsink.spark.epoch_writer import ByteLimit
 from epochsink.spark.write_task import Answer, WriteJob, WriteOrder
@@ -100,7 +99,7 @@ def test_a_task_forgets_finders_of_archives_and_can_still_import_from_them(
     identity = Identity("q" * 32, "out", 1)
     job = WriteJob({"out": sink}, {"out": identity}, NO_SPOOL)
     rows = pa.record_batch({"id": pa.array([1, 2])})
-    [answers] = job.write(WriteOrder(Epoch(0, "a" * 32), {"out": Keeping.NOT}), [rows], 0)
+    [answers] = job.write(WriteOrder(Epoch(0, "a" * 32), {"out": WriterContext(Keeping.NOT)}), [rows], 0)
     [answer] = map(Answer.from_json, answers["answer"].to_pylist())
     assert answer.row_bytes == pytest.approx(rows.nbytes / 2)
     assert identity_key(identity) in {path.name for path in (tmp_path / "sink").iterdir()}

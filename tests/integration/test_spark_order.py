@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from streams import Stream
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 KEYS = 7
 

@@ -6,16 +6,18 @@ import json
 import threading
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from folder_sink import FolderSink
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType
 from streams import raising_after
 
+from epochsink import Elasticsearch, Kafka
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
 
@@ -88,6 +90,22 @@ def test_nested_values_lose_nothing_as_json(spark: SparkSession) -> None:
         "lines": [{"since": "1969-07-20T20:17:40.000001Z", "n": None}],
         "byDay": {"a": "2026-11-21T10:00:00.000001Z"},
     }
+
+
+@pytest.mark.parametrize("deleting", [{}, {"key": "id", "delete_when": "id < 0"}], ids=["rows", "deletes"])
+@pytest.mark.parametrize("family", ["kafka", "elasticsearch"])
+def test_json_is_rendered_once_a_row(spark: SparkSession, family: str, deleting: dict[str, Any]) -> None:
+    """JSON in a branch would be rendered again for each use, and that is most of the work for a row."""
+    sink: Sink = (
+        Kafka(bootstrap_servers="b:1", topic="t", **deleting)
+        if family == "kafka"
+        else Elasticsearch("http://e:1", index="i", **deleting)
+    )
+    rows = spark.range(2).selectExpr("id", "CAST(id AS STRING) AS s")
+    columns = sink.columns("row", to_arrow_schema(rows.schema))
+    planned = cast("Any", rows.selectExpr("struct(*) AS row", "id").selectExpr(*columns))
+    code = planned._sc._jvm.PythonSQLUtils.explainString(planned._jdf.queryExecution(), "codegen")
+    assert code.count("StructsToJsonEvaluator) references") == 1
 
 
 def test_what_the_users_function_observes_is_told_also_of_epochs_without_rows(stream: Stream) -> None:

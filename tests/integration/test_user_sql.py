@@ -31,7 +31,7 @@ def test_a_comment_in_an_option_ends_with_it(spark: SparkSession, family: str, c
     one: dict[str, Sink] = {family: sink[family]}
     planned = one_pass(one, row_schemas(changes, one)).apply(changes)
     found = [row[0].asDict() for row in planned.collect()]
-    gone = {"table": "epochsink_delete", "topic": "value", "index": "source"}[family]
+    gone = {"table": "epochsink_delete", "topic": "json", "index": "source"}[family]
     assert [bool(row[gone]) if family == "table" else row[gone] is None for row in found] == [True, False]
 
 

@@ -20,7 +20,7 @@ from epochsink.elasticsearch import Elasticsearch
 from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Epoch, Keeping
+from epochsink.sink import Epoch, Keeping, WriterContext
 from epochsink.spark.write_task import WriteJob, WriteOrder
 from epochsink.testing.sink_rig import SinkRig
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fix_postgres import Truth
     from fix_services import FreshName
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
     from epochsink.sink import Sink
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 MOMENT = dt.datetime(2026, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
 TEXT = pa.string()
@@ -57,7 +57,7 @@ def imported_by(rig: Rig, tmp_path: Path) -> set[str]:
     job = WriteJob({"out": rig.sink}, {"out": identity}, spool)
     batch = rig.batch([0, 1, 2])
     order = tmp_path / "order"
-    order.write_bytes(pickle.dumps((job, WriteOrder(epoch, {identity.sink: rig.keeping}), [batch])))
+    order.write_bytes(pickle.dumps((job, WriteOrder(epoch, {identity.sink: WriterContext(rig.keeping)}), [batch])))
     done = subprocess.run(
         [sys.executable, one_partition.__file__, str(order)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -97,20 +97,22 @@ def test_a_task_into_kafka(tmp_path: Path, kafka: KafkaService, fresh_topic: Fre
 
 
 def test_a_task_into_postgres(tmp_path: Path, postgres: PostgresService, pg_truth: Truth, pg_schema: str) -> None:
-    pg_truth.execute(f'CREATE TABLE "{pg_schema}".target (id uuid PRIMARY KEY, note text, amount numeric(9, 2))')
+    pg_truth.execute(
+        f'CREATE TABLE "{pg_schema}".target (id bigint PRIMARY KEY, ref uuid, note text, amount numeric(9, 2))'
+    )
     sink = Postgres(
         postgres.dsn,
         table=(pg_schema, "target"),
         key=["id"],
-        commit="staged",
+        atomic=False,
         marker_schema=pg_schema,
-        spool=False,
     )
     rig = Rig(
         sink,
         tmp_path,
         {
-            "id": pa.array([str(uuid.uuid4()) for _ in range(3)]),
+            "id": pa.array([1, 2, 3], pa.int64()),
+            "ref": pa.array([str(uuid.uuid4()) for _ in range(3)]),
             "note": pa.array(["a", None, "c"]),
             "amount": pa.array([Decimal("1.25"), None, Decimal(3)], pa.decimal128(9, 2)),
         },

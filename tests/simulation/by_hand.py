@@ -10,9 +10,9 @@ from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.sink import Task
 from simulation.driver import offsets_file
-from simulation.kafka_port import KafkaPort
-from simulation.port_participant import participants
+from simulation.kafka_sink import KafkaSink
 from simulation.readers import Row
+from simulation.sinks import participants
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, MemorySpool, spool_name
 
@@ -30,21 +30,22 @@ class Query:
         self.world = world
         self.files = MemoryFiles(world.files, at_once)
         self.spool = MemorySpool(world, at_once)
-        self.port = KafkaPort(world, at_once)
+        self.sink = KafkaSink(world, at_once)
+        (self.participant,) = participants({"K": self.sink})
         self.coordinator = Coordinator(
             query_id=QUERY,
             ledger=Ledger(self.files, uuid.uuid4().hex),
             checkpoint=Checkpoint(self.files),
             spool=self.spool,  # type: ignore[arg-type] # in memory
-            participants=participants({"K": self.port}),
+            participants=[self.participant],
         )
         self.coordinator.recover()
 
     def task(self, epoch: Epoch, number: int = 0, partition: int = 0) -> tuple[str, Any]:
-        """Run one task attempt."""
-        task = Task(self.coordinator.identity("K"), epoch, partition, uuid.uuid4().hex)
+        """Run one task attempt. Attempts of one number share a transactional id."""
+        task = Task(self.coordinator.identity("K"), epoch, partition, f"{uuid.uuid4().hex[1:]}{number:x}")
         rows = [Row(QUERY, epoch.number, epoch.number + 100 * partition, epoch.attempt)]
-        writer = self.port.begin(task, number)
+        writer = self.sink.begin(task)
         writer.write(rows)
         if (QUERY, epoch.number, epoch.attempt) in self.world.spool:
             self.spool.write(QUERY, epoch, spool_name("K", task.uuid), rows)
@@ -73,4 +74,4 @@ class Query:
 
     def open_transactions(self) -> int:
         """Count what holds readers back."""
-        return sum(one.state == "Ongoing" for one in self.world.kafka.transactions.values())
+        return len(self.world.brokers.open_ids())

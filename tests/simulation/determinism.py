@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from tenacity import Retrying
+
+from epochsink import retry
 from epochsink.protocol import ledger, ledger_entries, progress_tracker
 from epochsink.protocol.ledger_entries import Entry, decode
 
@@ -33,6 +37,24 @@ class Decoded(dict[bytes, Entry]):
 
 
 DECODED: Final = Decoded()
+TURNS: Final = 3
+
+
+class Repeating(Retrying):
+    """What `epochsink.retry.retrying` returns: a few attempts and no pauses, unless it was given another clock."""
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function until it succeeds, fails for good, or has had its turns."""
+        if self.sleep is not time.sleep:
+            return super().__call__(fn, *args, **kwargs)
+        policy: Any = self.retry
+        for left in range(TURNS - 1, -1, -1):
+            try:
+                return fn(*args, **kwargs)
+            except BaseException as failure:
+                if not left or not policy.predicate(failure):
+                    raise
+        raise AssertionError("unreachable")
 
 
 @contextmanager
@@ -45,6 +67,7 @@ def determined(look_at_clock: Callable[[], int]) -> Iterator[None]:
         (ledger, "decode", DECODED.__getitem__),
         (ledger_entries, "time", STILL),
         (progress_tracker, "time", STILL),
+        (retry, "Retrying", Repeating),
     ]
     real = [getattr(module, name) for module, name, _ in fixed]
     for module, name, value in fixed:

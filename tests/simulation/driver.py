@@ -19,10 +19,9 @@ from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.joining import REWRITE
 from epochsink.sink import Epoch, Task
-from simulation.port_participant import participants
-from simulation.ports import PORTS
 from simulation.readers import Row
 from simulation.scheduler import Process
+from simulation.sinks import KINDS, participants
 from simulation.storage import MemoryFiles, MemorySpool, QuickLedger, spool_name
 from simulation.threads import Condition, Thread
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epochsink.sink import Committable, SpoolFile
-    from simulation.port import PortBase
     from simulation.simulation import Simulation
     from simulation.world import Folders, Spooled
 
@@ -53,13 +51,14 @@ class Variant:
     rows themselves, so that these are not spooled. If the query ``retains`` done epochs, a target that was set back is
     repaired by ``repair``, which is killed at the steps ``dies_in_repair``, one after another; if it
     ``repairs_on_copies``, every second one works on a copy of the checkpoint. ``faults_wait``: a fault that meets
-    nothing at its step strikes at the first later one where it does.
+    nothing at its step strikes at the first later one where it does. An epoch has ``rows``, in as many tasks as there
+    are slots.
     """
 
     coordinator: type[Coordinator] = Coordinator
     ledger: Callable[..., Any] = QuickLedger
     checkpoint: Callable[..., Any] = Checkpoint
-    ports: Mapping[str, type[PortBase]] | None = None
+    kinds: Mapping[str, type[Any]] = field(default_factory=dict)
     spool: bool = True
     in_batch: bool | None = None
     later_sinks: str | None = None
@@ -72,10 +71,11 @@ class Variant:
     repairs_on_copies: bool = False
     repair: type[Repair] = Repair
     faults_wait: bool = False
+    rows: int = SLOTS
 
-    def port(self, letter: str) -> type[PortBase]:
-        """Return the class of a sink's port."""
-        return (self.ports or {}).get(letter, PORTS[letter])
+    def kind(self, letter: str) -> type[Any]:
+        """Return the class of a sink."""
+        return self.kinds.get(letter, KINDS[letter])
 
 
 PRODUCTION = Variant()
@@ -112,8 +112,8 @@ class Driver(Process):
         world, step = simulation.world, simulation.step
         self.files = MemoryFiles(folders, step)
         self.spool = self.variant.spool_keeper(world, step, spool)
-        self.ports = {
-            letter: self.variant.port(letter)(world, step, spool=self.variant.spool)
+        self.sinks = {
+            letter: self.variant.kind(letter)(world, step, spool=self.variant.spool)
             for letter in (simulation.sinks if number == 0 else self.variant.later_sinks or simulation.sinks)
         }
         self.coordinator = self.variant.coordinator(
@@ -121,7 +121,7 @@ class Driver(Process):
             ledger=self.variant.ledger(self.files, uuid.uuid4().hex),
             checkpoint=self.variant.checkpoint(self.files),
             spool=self.spool,  # type: ignore[arg-type] # in memory
-            participants=participants(self.ports),
+            participants=participants(self.sinks),
             # a driver that recovers in its first batch finds that Spark has begun it
             join_running=REWRITE if simulation.joins else False,
             retain_seconds=RETAIN_SECONDS if self.variant.retains else 0.0,
@@ -195,9 +195,10 @@ class Driver(Process):
         folders = self.folders
 
         def apply() -> tuple[int, dict[int, tuple[int, int]]]:
-            newest = max(map(int, folders.get("commits", {})), default=-1)
-            offsets = folders.get("offsets", {}).items()
-            return newest + 1, {int(name): parse_offsets(data) for name, data in offsets}
+            decided = max(map(int, folders.get("commits", {})), default=-1)
+            offsets = {int(name): parse_offsets(data) for name, data in folders.get("offsets", {}).items()}
+            # of several that are planned and not decided, Spark runs the newest one alone
+            return max([decided + 1, *offsets]), offsets
 
         return self.simulation.step("SPARK reads its logs", apply, reads=True)
 
@@ -209,7 +210,7 @@ class Driver(Process):
         if start >= total:
             return None
         # a query that catches up takes larger batches, so that the same epoch may get other input
-        end = min(start + SLOTS + self.simulation.catching_up, total)
+        end = min(start + self.variant.rows + self.simulation.catching_up, total)
         alone = self.simulation.undocumented(self.folders).intersection(self.swallowed)
         # each fault may fail an epoch of its own, and that error is swallowed too
         told = len(alone) <= max(1, self.simulation.struck)
@@ -306,29 +307,27 @@ class Driver(Process):
 
     def run_task(self, epoch: Epoch, partition: int, rows: list[Row], attempt_number: int, written: Written) -> None:
         """Write, spool and prepare one task's rows in every sink, as `epochsink.spark.write_task` does."""
-        identifier = uuid.uuid4().hex
+        # the last digit numbers the transactional ids that attempts share
+        identifier = f"{uuid.uuid4().hex[1:]}{attempt_number:x}"
         writers = {}
-        for letter, port in self.ports.items():
+        for letter, sink in self.sinks.items():
             task = Task(self.coordinator.identity(letter), epoch, partition, identifier)
-            writers[letter] = writer = self._begin(port, task, attempt_number)
+            writers[letter] = writer = sink.begin(task, attempt_number)
             writer.write(rows)
-        for letter in self.ports:
-            if (self.variant.spool or letter in "EF") and letter not in self.variant.kept:
+        for letter in self.sinks:
+            if (self.variant.spool or letter in "EFPSABCD") and letter not in self.variant.kept:
                 query_id, name = self.simulation.query, spool_name(letter, identifier)
                 files = written.files.setdefault(letter, {})
                 files[identifier] = self.spool.write(query_id, epoch, name, rows)
         for letter, writer in writers.items():
             written.parts.setdefault(letter, []).append((identifier, writer.prepare()))
 
-    def _begin(self, port: Any, task: Task, attempt_number: int) -> Any:
-        return port.begin(task, attempt_number)
-
     def lose_a_task(self, number: int, back: int) -> bool:
         """Let a losing attempt of partition 0's task prepare, all at once; return whether there was one to lose."""
         if self.running is None or self.running - back not in self.attempts or not self.recovered:
             return False
         epoch = self.attempts[self.running - back]
-        row = Row(self.simulation.query, epoch.number, epoch.number * SLOTS, f"loser{self.simulation.now}")
+        row = Row(self.simulation.query, epoch.number, epoch.number * self.variant.rows, f"loser{self.simulation.now}")
         try:
             self.run_task(epoch, 0, [row], number, Written())
         except FileNotFoundError:

@@ -83,17 +83,18 @@ def work(chosen: argparse.Namespace, me: int, results: Queue[Findings]) -> None:
     # a plan leaves rings of objects; to look for them after every few hundred takes a tenth of the time
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-    deadline = time.monotonic() + 60 * chosen.minutes
     pairs = list(itertools.product(chosen.sinks.split(","), (0, 1, 2)))
+    turns = list(at_random(pairs, chosen.seed + me * 1_000_003))
+    # the first turns too, when the time is too short for a turn of each
+    random.Random(chosen.seed + me).shuffle(turns)
+    # plays without a fault have said by now how many steps there are
+    deadline = time.monotonic() + 60 * chosen.minutes
     if chosen.one_fault:
         grid = GRIDS[chosen.one_fault]
         for sinks, schedule in pairs:
             every = plans.one_fault(steps_of(sinks, schedule), (*grid, *plans.outside(sinks), *plans.backwards(sinks)))
             mine = itertools.islice(every, me, None, chosen.processes)
             tell(mine, sinks, schedule, deadline, results, variant=PRODUCTION)
-    turns = list(at_random(pairs, chosen.seed + me * 1_000_003))
-    # the first turns too, when the time is too short for a turn of each
-    random.Random(chosen.seed + me).shuffle(turns)
     while time.monotonic() < deadline:
         for sinks, schedule, source in turns:
             tell(itertools.islice(source, AT_ONCE), sinks, schedule, deadline, results)

@@ -7,233 +7,159 @@ before the next one goes on, and which command is killed.
 from __future__ import annotations
 
 import ctypes
-import json
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from unittest import mock
 
+import pyarrow as pa
 from confluent_kafka import KafkaError
 from greenlet import getcurrent
 
 from epochsink.errors import OutcomeUnknown, PrepareFailed
-from epochsink.identity import identity_key
-from epochsink.kafka import Kafka, letters
-from epochsink.kafka.dead_letter import SETTLED, WRITTEN, Rules
-from epochsink.kafka.errors import Unreachable
+from epochsink.kafka import Kafka, committed_records, letters
+from epochsink.kafka.committable import Transaction
+from epochsink.kafka.dead_letter import SETTLED, WRITTEN
 from epochsink.kafka.letters import KafkaLetters
-from epochsink.kafka.librdkafka import NativeError
-from epochsink.kafka.transactions import Answer, Description, State
-from epochsink.kafka.witness import Loss, Seen
-from epochsink.sink import Chosen, Identity
+from epochsink.kafka.server import KafkaServer, Topic
+from epochsink.sink import Chosen, Identity, identity_key
+from epochsink.sink.letter_row import decode_rows, encode_row
+from simulation.kafka_brokers import TOPIC_ID, At, Batch, Brokers, Log
+from simulation.kafka_server import SETTINGS, MemoryKafka, MemoryProducer, SimulatedClock
 from simulation.threads import Operation, Thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from epochsink.kafka.committable import KafkaCommittable, Transaction
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 TOPIC: Final = "t"
 ASIDE: Final = "t.dead_letter"
-SINK: Final = Kafka(bootstrap_servers="localhost:1", topic=TOPIC, on_rejected="dead_letter", timeout=20)
+SINK: Final = Kafka(bootstrap_servers="localhost:1", topic=TOPIC, on_rejected="dead_letter", timeout=8)
 IDENTITY: Final = Identity("query", "topic", 1)
-RULES: Final = Rules(ASIDE, 1 << 20, 1 << 20, 1 << 20, needs_key=False)
-FENCED: Final = -144
 QUERY: Final = "query"
 LETTERS: Final = ("a", "b")
 
 
-@dataclass(frozen=True)
-class Record:
-    """A record, or, with ``end``, the mark of a transaction's end. ``by`` is the transaction."""
+class Record(NamedTuple):
+    """A record; its bytes are characters."""
 
-    by: tuple[str, int]
-    value: bytes | None = None
-    headers: Sequence[tuple[str, bytes]] = ()
-    end: str = ""
+    value: str | None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass
-class Id:
-    """A transactional id at the coordinator: the producer epoch, and the state of its transaction."""
+@dataclass(slots=True)
+class LetterBrokers(Brokers):
+    """Brokers with two topics of one partition each."""
 
-    epoch: int = 0
-    state: State = State.EMPTY
-
-
-@dataclass
-class Broker:
-    """Two topics of one partition each, and the coordinator."""
-
-    logs: dict[str, list[Record]] = field(default_factory=lambda: {TOPIC: [], ASIDE: []})
-    ids: dict[str, Id] = field(default_factory=dict)
+    readers: Any = field(default_factory=mock.Mock)
+    logs: dict[At, Log] = field(default_factory=lambda: {(topic, 0): Log() for topic in (TOPIC, ASIDE)})
+    producers: dict[At, Any] = field(default_factory=lambda: {(topic, 0): {} for topic in (TOPIC, ASIDE)})
     clock: float = 0.0
+    """That of the client which reads committed records."""
     fault: str = ""
-    """What becomes of the next EndTxn: "lost" is its answer, "unsent" itself."""
+    """What becomes of the next EndTxn: "lost" is its answer, "unsent" itself; also as it is repeated."""
+    faulty: Transaction | None = None
 
-    def initialise(self, name: str) -> int:
-        """Abort what is open under an id, finish what is decided; return its next producer epoch."""
-        found = self.ids.setdefault(name, Id())
-        if found.state is State.ONGOING:
-            found.state = State.PREPARE_ABORT
-        self.complete(name)
-        found.epoch, found.state = found.epoch + 1, State.EMPTY
-        return found.epoch
+    def _keep_order(self, at: At, batches: Sequence[Batch]) -> None:
+        """Look at no order: letters have none."""
 
-    def send(self, name: str, epoch: int, records: Sequence[tuple[str, Record]]) -> None:
-        """Append records to the open transaction of a producer. Raises `NativeError` if it is fenced."""
-        found = self.ids[name]
-        if found.epoch != epoch:
-            raise NativeError(FENCED, "fenced")
-        found.state = State.ONGOING
-        for topic, record in records:
-            self.logs[topic].append(record)
+    def send(self, producer: Transaction, topic: str, records: Iterable[Record]) -> None:
+        """Append records under an open transaction, as the query does."""
+        self.add(*producer, [(topic, 0)])
+        rows: Any = tuple(records)
+        self.append((topic, 0), producer.transactional_id, Batch(0, *producer.producer, 0, rows))
 
-    def end(self, name: str, epoch: int, *, commit: bool) -> Answer:
-        """Decide how a transaction ends; `complete` writes that into the logs."""
-        found = self.ids[name]
-        if found.epoch != epoch or found.state is not State.ONGOING:
-            return Answer.ASK
-        found.state = State.PREPARE_COMMIT if commit else State.PREPARE_ABORT
-        return Answer.DECIDED
+    def begin(self) -> Transaction:
+        """Begin a transaction of the query."""
+        _, *producer = self.initialise(QUERY)
+        return Transaction(QUERY, *producer)
 
-    def complete(self, name: str) -> State:
-        """Write a decided end into the logs; return the state."""
-        found = self.ids[name]
-        if found.state in (State.PREPARE_COMMIT, State.PREPARE_ABORT):
-            committed = found.state is State.PREPARE_COMMIT
-            found.state = State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT
-            by = (name, found.epoch)
-            for log in self.logs.values():
-                if any(record.by == by for record in log):
-                    log.append(Record(by, end="commit" if committed else "abort"))
-        return found.state
+    def finish_query(self, transaction: Transaction, *, commits: bool) -> None:
+        """End the query's transaction, to the last partition."""
+        self.end(*transaction, commit=commits)
+        self.finish()
 
     def stable(self, topic: str) -> int:
         """Return the last stable offset: that of the first record whose transaction has not ended."""
-        log = self.logs[topic]
-        ended = {record.by for record in log if record.end}
-        return next((at for at, record in enumerate(log) if record.by not in ended), len(log))
+        opened = [each.start for each in self.producers[topic, 0].values() if each.start >= 0]
+        return min(opened, default=self.logs[topic, 0].end)
 
     def visible(self, topic: str, start: int = 0) -> list[tuple[int, Record]]:
         """Return the committed records from an offset on that readers see."""
-        log = self.logs[topic]
-        committed = {record.by for record in log if record.end == "commit"}
-        found = list(enumerate(log))[start : self.stable(topic)]
-        return [(at, record) for at, record in found if not record.end and record.by in committed]
+        log, stable = self.logs[topic, 0].batches, self.stable(topic)
+        found = []
+        for number, batch in enumerate(log):
+            ends = (later.end for later in log[number:] if later.end and later.producer_id == batch.producer_id)
+            if batch.rows and next(ends, "") == "commit":
+                found += [(batch.base + place, record) for place, record in enumerate(batch.rows)]
+        return [(at, record) for at, record in found if start <= at < stable]  # type: ignore[misc] # not `Row`
 
 
 def letter(name: str) -> Record:
-    """Return a letter of the sink, in the query's transaction."""
+    """Return a letter of the sink."""
     told = {"key": identity_key(IDENTITY), "error": "too large", "epoch": "0", "target": TOPIC}
-    value = json.dumps({"key": "k", "value": name}).encode()
-    return Record((QUERY, 1), value, [(header, text.encode()) for header, text in told.items()])
+    value = encode_row(pa.record_batch({"key": pa.array(["k"]), "value": pa.array([name])}))
+    return Record(value.decode("latin-1"), tuple(told.items()))
 
 
-def step(name: str, apply: Callable[[], Any]) -> Any:
+def step(name: str, apply: Callable[[], Any], *, reads: bool = False) -> Any:
     """Make one step of the thread that runs; at once if none does."""
     parent: Any = getcurrent().parent
-    return apply() if parent is None else parent.switch(Operation(name, apply, reads=False))
+    return apply() if parent is None else parent.switch(Operation(name, apply, reads))
 
 
-class Producer:
+class LettersKafka(MemoryKafka):
+    """A command's connection."""
+
+    def __init__(self, brokers: LetterBrokers) -> None:
+        KafkaServer.__init__(self, SINK.bootstrap_servers, SINK.timeout, SimulatedClock())
+        self._brokers: LetterBrokers = brokers
+        self._step = step
+
+    def ask_topic_settings(self, topic: str) -> Mapping[str, str]:
+        return SETTINGS
+
+    def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
+        return {name: Topic(TOPIC_ID, {0: 1}) for name in names}
+
+    def committed_records(self, topic: str, ends: Mapping[int, int] | None) -> Iterator[Any]:
+        return committed_records.committed_records(self.servers, {}, self.timeout, topic, ends)
+
+    def producer(self, options: Mapping[str, str], transactional_id: str, transaction_timeout_ms: int) -> Any:
+        return LettersProducer(self, self._brokers, transactional_id)
+
+    def end_transaction(self, transaction: Transaction, *, commit: bool) -> int:
+        brokers = self._brokers
+        if commit and brokers.fault and brokers.faulty is None:
+            brokers.faulty = transaction
+        if brokers.faulty != transaction or not brokers.fault:
+            return super().end_transaction(transaction, commit=commit)
+        if brokers.fault == "lost":
+            super().end_transaction(transaction, commit=commit)
+        raise OSError("no answer")
+
+
+class LettersProducer(MemoryProducer):
     """Sends what was queued at its flush."""
 
-    def __init__(self, broker: Broker, _options: object, name: str, *_: object) -> None:
-        self._broker = broker
-        self.transactional_id = name
-        self._epoch = 0
-        self._queue: list[tuple[str, Record]] = []
+    _queue: dict[At, Any]
 
-    def begin(self) -> None:
-        self._epoch = step("initialise", lambda: self._broker.initialise(self.transactional_id))
+    def produce(self, topic: str, messages: Any) -> None:
+        self.produce_each(topic, messages, None, None)
 
-    def topic_id(self, topic: str) -> str:
-        return topic
-
-    def produce_each(self, topic: str, messages: Any, headers: Sequence[Any], _timestamps: object) -> None:
-        for (_, _, _, payload, size, *_), told in zip(messages.tolist(), headers, strict=True):
-            value = ctypes.string_at(payload, size) if payload else None
-            named = [(header["key"], header["value"]) for header in told or ()]
-            self._queue.append((topic, Record((self.transactional_id, self._epoch), value, named)))
-
-    def flush(self) -> None:
-        step("send", lambda: self._broker.send(self.transactional_id, self._epoch, self._queue))
-
-    def identity(self) -> tuple[int, int]:
-        return 1, self._epoch
-
-    def release(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        step("abort", lambda: self._broker.end(self.transactional_id, self._epoch, commit=False))
-        step("complete", lambda: self._broker.complete(self.transactional_id))
-
-
-class TopicLog:
-    """Knows the end of the log."""
-
-    def __init__(self, broker: Broker, _cluster: object, topic: str) -> None:
-        self._broker = broker
-        self._topic = topic
-
-    def ends(self) -> dict[int, int]:
-        found: int = step("ends", lambda: len(self._broker.logs[self._topic]))
-        return {0: found}
-
-
-class Transactions:
-    """Ends transactions; a description of one waits for the end to be written."""
-
-    def __init__(self, broker: Broker, _cluster: object) -> None:
-        self._broker = broker
-
-    def give_up(self, transaction: Transaction) -> None:
-        step("abort", lambda: self._broker.end(transaction.transactional_id, transaction.producer_epoch, commit=False))
-
-    def end(self, transaction: Transaction, _deadline: float, *, commit: bool) -> tuple[Answer, str]:
-        name, _, epoch = transaction
-        fault, self._broker.fault = self._broker.fault, ""
-        answer = Answer.ASK
-        if fault != "unsent":
-            answer = step("end", lambda: self._broker.end(name, epoch, commit=commit))
-        if fault:
-            raise Unreachable("no answer")
-        return answer, "an answer"
-
-    def describe(self, names: Sequence[str], _deadline: float) -> dict[str, Description]:
-        return step("complete", lambda: {name: Description(self._broker.complete(name)) for name in names})  # type: ignore[no-any-return]
-
-
-class Witness:
-    """Counts the records of an open transaction."""
-
-    def __init__(self, broker: Broker, _cluster: object) -> None:
-        self._broker = broker
-
-    def look(self, parts: Sequence[KafkaCommittable], _others: object, _deadline: float) -> Seen:
-        [part] = parts
-        name, _, epoch = part.transaction
-
-        def held() -> int:
-            log = [record for each in self._broker.logs.values() for record in each]
-            ended = any(record.end and record.by == (name, epoch) for record in log)
-            return 0 if ended else sum(record.by == (name, epoch) for record in log)
-
-        whole = step("look", held) == part.rows
-        return Seen({}, {0: part} if whole else {}, {} if whole else {0: "gone"}, {}, {})
-
-    def lost(self, *_: object, **__: object) -> Loss:
-        return Loss(None)
+    def produce_each(self, topic: str, messages: Any, headers: Any, _timestamps: object) -> None:
+        for (_, _, _, payload, size, *_), told in zip(messages.tolist(), headers or repeat(None), strict=False):
+            value = ctypes.string_at(payload, size).decode("latin-1") if payload else None
+            named = tuple((each["key"].decode(), each["value"].decode()) for each in told or ())
+            self._queue.setdefault((topic, 0), []).append(Record(value, named))
 
 
 class Consumer:
     """Reads committed records; says at each last stable offset that the partition ends there."""
 
-    def __init__(self, broker: Broker, _settings: object) -> None:
+    def __init__(self, broker: LetterBrokers, _settings: object, logger: object) -> None:
         self._broker = broker
         self._at = 0
         self._told = -1
@@ -264,15 +190,6 @@ class Consumer:
             self._fetched.append(_Message(self._at, None))
 
 
-def clients(broker: Broker) -> dict[str, Any]:
-    """Return what stands for the clients of `epochsink.kafka.letters`, by name in that module."""
-    kinds = {"TransactionalProducer": Producer, "TopicLog": TopicLog, "Transactions": Transactions}
-    kinds |= {"Witness": Witness, "Consumer": Consumer}
-    clock = mock.Mock(time=lambda: 0.0, monotonic=lambda: broker.clock, sleep=lambda _: None)
-    rules = mock.Mock(rules_of_letters=lambda *_: RULES)
-    return {name: partial(kind, broker) for name, kind in kinds.items()} | {"time": clock, "preflight": rules}
-
-
 class _Message:
     def __init__(self, at: int, record: Record | None) -> None:
         self._at = at
@@ -288,13 +205,18 @@ class _Message:
         return mock.Mock(code=lambda: KafkaError._PARTITION_EOF) if self._record is None else None
 
     def headers(self) -> Any:
-        return self._record and list(self._record.headers)
+        return self._record and [(name, told.encode()) for name, told in self._record.headers]
 
     def value(self) -> Any:
-        return self._record and self._record.value
+        return self._record and (self._record.value or "").encode("latin-1")
 
     def timestamp(self) -> tuple[int, int]:
         return 1, 0
+
+
+def clock_of(broker: LetterBrokers) -> Any:
+    """Return what stands for the module `time` of the client which reads committed records."""
+    return mock.Mock(monotonic=lambda: broker.clock)
 
 
 @dataclass(frozen=True)
@@ -315,53 +237,54 @@ class Plan:
 
 def play(plan: Plan, kind: type[KafkaLetters] = KafkaLetters, **patched: Any) -> list[str]:
     """Play a plan, then retry all letters that are left; return what is wrong in the end."""
-    broker = Broker()
-    broker.initialise(QUERY)
-    broker.send(QUERY, 1, [(ASIDE, letter(name)) for name in LETTERS])
-    broker.end(QUERY, 1, commit=True)
-    broker.complete(QUERY)
+    broker = LetterBrokers()
+    before = broker.begin()
+    broker.send(before, ASIDE, map(letter, LETTERS))
+    broker.finish_query(before, commits=True)
+    counted: list[int] = []
+    raised: list[BaseException | None] = []
 
-    def command(*, drops: bool) -> None:
-        found = kind(SINK, mock.Mock(deadline=lambda: broker.clock + 20), IDENTITY, ASIDE)
-        if drops:
-            found.drop(Chosen())
-        else:
-            found.retry(Chosen())
+    def command(*, drops: bool, moved: bool = False) -> None:
+        # the same letters, typed with other options, for a checkpoint whose folder has another name
+        config = replace(SINK, spool=False) if moved else SINK
+        identity = replace(IDENTITY, pipeline="moved") if moved else IDENTITY
+        found = kind(config, LettersKafka(broker), identity, ASIDE)
+        counted.append(found.drop(Chosen()) if drops else found.retry(Chosen()).written)
 
     with ExitStack() as stack:
-        for name, each in (clients(broker) | patched).items():
+        for name, each in patched.items():
             stack.enter_context(mock.patch.object(letters, name, each))
-        raised: list[BaseException | None] = []
+        for name, each in {"Consumer": partial(Consumer, broker), "time": clock_of(broker)}.items():
+            stack.enter_context(mock.patch.object(committed_records, name, each))
         one = Thread("one", partial(command, drops=False), raised.append)
-        other = Thread("other", partial(command, drops=plan.drops), raised.append)
+        other = Thread("other", partial(command, drops=plan.drops, moved=True), raised.append)
         run(one, plan.first)
-        epoch = broker.initialise(QUERY)
-        broker.send(QUERY, epoch, [(ASIDE, replace(letter("late"), by=(QUERY, epoch)))])
+        late = broker.begin()
+        broker.send(late, ASIDE, [letter("late")])
         run(other, plan.second)
         if plan.fault == "killed":
             one.kill()
         else:
             broker.fault = plan.fault
         if plan.before:
-            finish(broker, epoch, commits=plan.commits)
+            broker.finish_query(late, commits=plan.commits)
         run(other)
         run(one)
         if not plan.before:
-            finish(broker, epoch, commits=plan.commits)
+            broker.finish_query(late, commits=plan.commits)
         broker.fault = ""
         try:
             command(drops=False)
         except PrepareFailed as stuck:
             return [f"a retry after all that is stuck: {stuck}"]
+    broker.finish()
     told = (PrepareFailed, OutcomeUnknown, type(None))
-    unexpected = [repr(error) for error in raised if not isinstance(error, told)]
-    return unexpected + wrong(broker, [*LETTERS, *(["late"] if plan.commits else [])])
-
-
-def finish(broker: Broker, epoch: int, *, commits: bool) -> None:
-    """End the query's transaction."""
-    broker.end(QUERY, epoch, commit=commits)
-    broker.complete(QUERY)
+    wrong = [repr(error) for error in raised if not isinstance(error, told)]
+    wrong += wrong_letters(broker, [*LETTERS, *(["late"] if plan.commits else [])])
+    settled = sum(SETTLED in dict(record.headers) for _, record in broker.visible(ASIDE))
+    if plan.fault != "killed" and not any(isinstance(error, OutcomeUnknown) for error in raised):
+        wrong += [f"{counted} are reported, and {settled} settled"] if sum(counted) != settled else []
+    return wrong
 
 
 def run(thread: Thread, steps: int = 1000) -> None:
@@ -369,25 +292,21 @@ def run(thread: Thread, steps: int = 1000) -> None:
     while thread.request is not None and steps:
         if isinstance(thread.request, Operation):
             steps -= 1
-            try:
-                answer = thread.request.apply()
-            except NativeError as failure:
-                thread.throw(failure)
-                continue
-            thread.resume(answer)
+            thread.resume(thread.request.apply())
         else:
             thread.resume(None)
 
 
-def wrong(broker: Broker, expected: Sequence[str]) -> list[str]:
+def wrong_letters(broker: LetterBrokers, expected: Sequence[str]) -> list[str]:
     """Return which letters are not settled once, or whose rows are not in the topic as often as they say."""
-    names = {f"0-{at}": json.loads(record.value or b"")["value"] for at, record in _letters(broker)}
+    rows_of = {f"0-{at}": (record.value or "").encode("latin-1") for at, record in _letters(broker)}
+    names = {name: next(decode_rows([row]))["value"][0].as_py() for name, row in rows_of.items()}
     settled = Counter(
-        (names[told["letter"].decode()], told[SETTLED].decode())
+        (names[told["letter"]], told[SETTLED])
         for _, record in broker.visible(ASIDE)
         if SETTLED in (told := dict(record.headers))
     )
-    rows = Counter((record.value or b"").decode() for _, record in broker.visible(TOPIC))
+    rows = Counter(record.value or "" for _, record in broker.visible(TOPIC))
     found = [
         f"{name} has {rows[name]} rows, and is settled by {settled}"
         for name in expected
@@ -396,7 +315,7 @@ def wrong(broker: Broker, expected: Sequence[str]) -> list[str]:
     return found + [f"{name} is unknown" for name in rows.keys() - set(expected)]
 
 
-def _letters(broker: Broker) -> Iterator[tuple[int, Record]]:
+def _letters(broker: LetterBrokers) -> Iterator[tuple[int, Record]]:
     return (found for found in broker.visible(ASIDE) if "error" in dict(found[1].headers))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from epochsink.kafka.committer import KafkaCommitter
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
@@ -12,15 +13,16 @@ from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import name_of
 from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Summary, Take, encode
 from epochsink.protocol.run_state import RunState
-from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, abort_orphans
-from epochsink.sink import COMMITTED, Ballot, Epoch
+from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, end_orphans, recorded_parts
+from epochsink.sink import COMMITTED, Ballot, Ballots, Epoch
+from simulation.kafka_sink import KafkaSink
 from simulation.storage import QuickLedger, TrimmingLedger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.errors import EpochsinkError
-    from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.ledger_history import LedgerHistory
     from epochsink.sink import Participant
 
 # ---- the ledger
@@ -54,7 +56,7 @@ class Overwriting(QuickLedger):
 class Unchecked(QuickLedger):
     """Never asks whether the ledger is still its own."""
 
-    def verify(self) -> History:
+    def verify(self) -> LedgerHistory:
         return self.read()
 
 
@@ -132,9 +134,8 @@ def abort_recorded(run: RunState, number: int) -> None:
     """End the parts of a recorded epoch."""
     others = [one for one in run.ledger.verify().pending if one.epoch != number]
     for participant in run.participants:
-        participant.abort_orphans(
-            [part for one in others for name in participant.members for part in one.parts_of(name)]
-        )
+        kept = [part for one in others for name in participant.members for part in one.parts_of(name)]
+        end_orphans(participant, (kept, []))
     for epoch in run.spool.attempts(run.query_id):
         if epoch.number == number:
             run.spool.drop(run.query_id, epoch)
@@ -162,14 +163,14 @@ class AbortsAtRecovery(Coordinator):
 class IgnoresMarkers(AppliedCheck):
     """Never compares the targets' markers with the ledger."""
 
-    def verify(self, name: str) -> None:
+    def verify(self, name: str, *, but: int = -1) -> None:
         pass
 
 
 class IgnoresOlderLedger(Coordinator):
     """Does not compare the checkpoint's decisions with the ledger when it starts."""
 
-    def _refuse_disagreement(self, history: History) -> None:
+    def _refuse_disagreement(self, history: LedgerHistory) -> None:
         class Undecided:
             def newest_decided(self) -> int:
                 return -1
@@ -197,11 +198,11 @@ class ConcludesBeforeReading(Commits):
         ledger, known = run.ledger, run.ledger.verify()
 
         class Stale:
-            def verify(self) -> History:
-                found: History = known
+            def verify(self) -> LedgerHistory:
+                found: LedgerHistory = known
                 return found
 
-            def known(self) -> History:
+            def known(self) -> LedgerHistory:
                 return self.verify()
 
             def append(self, entry: Entry) -> None:
@@ -271,6 +272,23 @@ class IgnoresReplays(Coordinator):
         queue.replaying = queue.alone
 
 
+class _Waits(KafkaCommitter):
+    def visible(self, epoch: Epoch, ballots: Ballots, recorded: Any) -> list[str]:
+        del recorded
+        (ballot,) = ballots.values()
+        self._commits.await_visible(epoch, ballot)
+        return []
+
+
+class LeavesLosers(KafkaSink):
+    """Leaves to the next sweep what is open before a committed epoch."""
+
+    def participant(self, members: Mapping[str, Any]) -> KafkaCommitter:
+        participant = super().participant(members)
+        participant.__class__ = _Waits
+        return participant
+
+
 class AbandonsTheUnknown(Coordinator):
     """Aborts an attempt when appending its record has raised."""
 
@@ -285,7 +303,7 @@ class AbandonsTheUnknown(Coordinator):
 def end_everything(run: RunState, epoch: Epoch) -> None:
     """Abort whatever the targets hold, recorded or not, and drop what an attempt has spooled."""
     for participant in run.participants:
-        participant.abort_orphans([])
+        end_orphans(participant, ([], []))
     run.spool.drop(run.query_id, epoch)
 
 
@@ -311,7 +329,7 @@ class EndsWithoutTheFence(Sweep):
     def own(self, epoch: Epoch) -> None:
         history = self._run.ledger.read()
         for participant in self._run.participants:
-            abort_orphans(participant, history)
+            end_orphans(participant, recorded_parts(participant, history))
         self._run.spool.drop(self._run.query_id, epoch)
 
 
@@ -331,19 +349,22 @@ class ReplaysFromTheFirstRecord(Commits):
         self._recorded = self._run.ledger.verify().epochs[number]
         super().commit(number)
 
-    def _replay(self, number: int, participant: Participant, sinks: Sequence[str], index: int) -> None:
+    def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
         run: Any = self._run
-        ledger, before = run.ledger, self._recorded.shares[sinks[0]].parts
+        ledger, shares = run.ledger, self._recorded.shares
 
         class Forgetful:
             def __getattr__(self, called: str) -> Any:
                 return getattr(ledger, called)
 
             def append(self, entry: Replay) -> None:
-                ledger.append(replace(entry, parts=(*before[:index], entry.parts[index], *before[index + 1 :])))
+                sink = entry.sinks[0]
+                now, before = ledger.known().epochs[number].parts_of(sink), shares[sink].parts
+                parts = zip(before, now, entry.parts, strict=True)
+                ledger.append(replace(entry, parts=tuple(new if new != old else first for first, old, new in parts)))
 
         run.ledger = Forgetful()
         try:
-            super()._replay(number, participant, sinks, index)
+            return super()._commit_parts(number, participant, names)
         finally:
             run.ledger = ledger

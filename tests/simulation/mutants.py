@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from simulation import machine_mutants as machine
 from simulation import repair_mutants as repair
-from simulation import sink_mutants as sink
 from simulation import world_mutants as world
 from simulation.driver import PRODUCTION, Variant
 from simulation.explorer import Case
-from simulation.kafka_port import KafkaLogPort
+from simulation.kafka_sink import KafkaLogSink
 from simulation.machine_mutants import made_of
 from simulation.storage import TrimmingLedger
 
@@ -41,11 +40,11 @@ class Mutant:
 
 NO_SPOOL = Variant(spool=False)
 RETAINS = Variant(retains=True)
-LOGGED = Variant(ports={"K": KafkaLogPort}, kept="K")
+LOGGED = Variant(kinds={"K": KafkaLogSink}, kept="K")
 
 
 MUTANTS = (
-    Mutant("ledger without a fence", Variant(ledger=machine.Unfenced), "K", ((33, ("pause", 36, 3)),)),
+    Mutant("ledger without a fence", Variant(ledger=machine.Unfenced), "K", ((86, ("pause", 11, 999)),)),
     Mutant(
         "appends behind its successor's entries",
         Variant(ledger=machine.BehindItsSuccessor),
@@ -54,7 +53,7 @@ MUTANTS = (
         control=Variant(ledger=TrimmingLedger),
     ),
     Mutant("ledger overwritten", Variant(ledger=machine.Overwriting), "K", ((5, ("pause", 20, 2)),)),
-    Mutant("no generation check", Variant(ledger=machine.Unchecked), "K", ((1, ("pause", 20, 2)),)),
+    Mutant("no generation check", Variant(ledger=machine.Unchecked), "K", ((8, ("pause", 25, 2)),)),
     Mutant(
         "replay not recorded",
         Variant(coordinator=made_of(commits=machine.CommitsUnrecordedReplays)),
@@ -62,7 +61,7 @@ MUTANTS = (
         ((31, ("timeout",)),),
     ),
     Mutant(
-        "a later take changes the version base", Variant(ledger=machine.LaterOriginsWin), "F", ((4, ("pause", 36, 2)),)
+        "a later take changes the version base", Variant(ledger=machine.LaterOriginsWin), "F", ((1, ("pause", 9, 999)),)
     ),
     Mutant(
         "ledger begins at the clock",
@@ -89,7 +88,7 @@ MUTANTS = (
         "markers not compared at the start",
         Variant(coordinator=made_of(check=machine.IgnoresMarkers)),
         "K",
-        ((69, ("restore", 0, 0, 1)),),
+        ((69, ("restore", 0, 1, 1)),),
     ),
     Mutant(
         "older ledger not noticed at the start",
@@ -113,13 +112,13 @@ MUTANTS = (
         "spool listed after the ledger is read",
         Variant(coordinator=made_of(sweep=machine.SweepsByAnOldLedger)),
         "E",
-        ((13, ("pause", 20, 2)),),
+        ((15, ("pause", 22, 2)),),
     ),
     Mutant(
         "sweep after the commits of a recovery",
         Variant(coordinator=machine.SweepsAfterCommits),
         "P",
-        ((26, ("rollback",)), (38, ("pause", 7, 1))),
+        ((30, ("rollback",)), (45, ("pause", 9, 1))),
         schedule=2,
     ),
     Mutant(
@@ -132,10 +131,10 @@ MUTANTS = (
     Mutant(
         "attempt that a replay has overtaken",
         # what the replay stands behind is ended before the epoch is done: a second guard, which finds the same
-        Variant(coordinator=machine.IgnoresReplays, ports={"K": sink.KafkaLeavesLosers}),
+        Variant(coordinator=machine.IgnoresReplays, kinds={"K": machine.LeavesLosers}),
         "K",
-        ((32, ("timeout",)),),
-        Variant(ports={"K": sink.KafkaLeavesLosers}),
+        ((39, ("timeout",)),),
+        Variant(kinds={"K": machine.LeavesLosers}),
     ),
     Mutant(
         "abort after an unknown append",
@@ -158,8 +157,8 @@ MUTANTS = (
     Mutant(
         "a superseded driver ends what it has recorded",
         Variant(coordinator=made_of(sweep=machine.EndsWhatIsRecorded), spool=False),
-        "P",
-        ((5, ("pause", 28, 5)),),
+        "K",
+        ((39, ("pause", 12, 15)),),
         NO_SPOOL,
     ),
     Mutant(
@@ -170,105 +169,6 @@ MUTANTS = (
         schedule=2,
     ),
     Mutant("spool dropped before done", Variant(coordinator=made_of(commits=machine.DropsFirst)), "KPE", ()),
-    Mutant("Kafka without markers", Variant(ports={"K": sink.KafkaWithoutMarker}), "K", ((45, ("lost",)),)),
-    Mutant("Kafka time-out taken as aborted", Variant(ports={"K": sink.KafkaGuesses}), "K", ((45, ("lost",)),)),
-    Mutant("Kafka marker outside it", Variant(ports={"K": sink.KafkaMarkerApart}), "K", ((45, ("after",)),)),
-    Mutant(
-        "Kafka producer re-used",
-        Variant(ports={"K": sink.KafkaReusesProducer}),
-        "K",
-        ((45, ("delay", 50)),),
-        Variant(ports={"K": sink.KafkaOldBroker}),
-    ),
-    Mutant(
-        "Kafka's coordinator is believed",
-        Variant(ports={"K": sink.KafkaAsksTheCoordinatorAlone}),
-        "K",
-        ((40, ("holder", "aborted")),),
-    ),
-    Mutant(
-        "Kafka's partitions are not asked after the commit",
-        Variant(ports={"K": sink.KafkaLooksOnlyBefore}),
-        "K",
-        ((45, ("holder", "lost")),),
-    ),
-    Mutant(
-        "Kafka's log is believed to hold all records",
-        Variant(ports={"K": sink.KafkaBelievesTheLog}, kept="K"),
-        "K",
-        ((70, ("log", "gone")), (70, ("timeout",))),
-        LOGGED,
-    ),
-    Mutant(
-        "records of another producer are taken from Kafka's log",
-        Variant(ports={"K": sink.KafkaTakesOthersRecords}, kept="K"),
-        "K",
-        ((66, ("timeout",)),),
-        LOGGED,
-    ),
-    Mutant(
-        "Kafka sweep takes newer generations",
-        Variant(ports={"K": world.KafkaSweepsNewerUnfenced}, spool=False),
-        "K",
-        ((35, ("pause", 60, 2)),),
-        Variant(ports={"K": world.KafkaUnfenced}, spool=False),
-    ),
-    Mutant("42704 taken as done", Variant(ports={"P": sink.TrustsMissing}), "P", ((31, ("rollback",)),)),
-    Mutant("42704 taken as aborted", Variant(ports={"P": sink.MissingIsAborted}), "P", ((45, ("lost",)),)),
-    Mutant(
-        "rows staged for other columns are merged",
-        Variant(ports={"P": sink.CastsPrepared}),
-        "P",
-        ((25, ("alter", "P")),),
-    ),
-    Mutant(
-        "rows staged for other columns are merged after the decision",
-        Variant(ports={"S": sink.CastsStaged}),
-        "S",
-        ((32, ("alter", "S")),),
-    ),
-    Mutant("gid re-used", Variant(ports={"P": sink.ReusesGid}), "P", ((27, ("pause", 20, 2)),)),
-    Mutant(
-        "commits that were sent side by side are taken for carried out",
-        Variant(ports={"T": sink.SentIsCommitted}),
-        "T",
-        ((37, ("err",)),),
-    ),
-    Mutant(
-        "sinks of one database prepare a transaction each",
-        Variant(ports={"A": sink.SharesNothing, "B": sink.OtherSharesNothing}),
-        "AB",
-        (),
-    ),
-    Mutant("losers hold readers back", Variant(ports={"K": sink.KafkaLeavesLosers}), "K", ((75, ("loser", 1, 0)),)),
-    Mutant("one of two sinks marks what they share", Variant(ports={"A": sink.MarksOne}), "AB", ()),
-    Mutant(
-        "a shared transaction is prepared again for one sink",
-        Variant(ports={"A": sink.ReplaysOne}),
-        "AB",
-        ((38, ("rollback",)),),
-    ),
-    Mutant(
-        "staged rows of one database are merged sink by sink",
-        Variant(ports={"C": sink.MergesOne, "D": sink.OtherMergesOne}),
-        "CD",
-        (),
-    ),
-    Mutant("marker as upsert", Variant(ports={"S": sink.UpsertsMarker}), "S", ((43, ("after",)),)),
-    Mutant("marker outside the transaction", Variant(ports={"S": sink.MarksApart}), "S", ((44, ("after",)),)),
-    Mutant("the losers' attempts committed", Variant(ports={"S": sink.MergesLosers}), "S", ((21, ("loser", 0, 0)),)),
-    Mutant(
-        "staging sweep takes newer generations",
-        Variant(ports={"S": sink.StagedSweepsNewer}, spool=False),
-        "S",
-        ((11, ("pause", 30, 2)),),
-        NO_SPOOL,
-    ),
-    Mutant("no marker document", Variant(ports={"E": sink.SearchWithoutMarker}), "E", ((51, ("restore", 0, 1, 1)),)),
-    Mutant("keyless ids without the query id", Variant(ports={"E": sink.SearchWithoutQuery}), "E", ((47, ("newck",)),)),
-    Mutant("automatic document ids", Variant(ports={"E": sink.SearchAutomaticIds}), "E", ((34, ("pause", 44, 999)),)),
-    Mutant("no version base", Variant(ports={"F": sink.SearchWithoutBase}), "F", ((81, ("newck",)),)),
-    Mutant("no external version", Variant(ports={"F": sink.SearchWithoutVersion}), "F", ((39, ("delay", 50)),)),
     # against a world that goes back. Some rules find the same; then the control has only the rule in question
     Mutant(
         "markers compared at the start",
@@ -291,134 +191,14 @@ MUTANTS = (
         ((90, ("failover", "E", 2)),),
     ),
     Mutant(
-        "marker of the epoch before not in PREPARE",
-        Variant(coordinator=world.ComparesNothing, ports={"P": world.PreparesBlindly}),
-        "P",
-        ((82, ("failover", "P", 3)),),
-        Variant(coordinator=world.ComparesNothing),
-    ),
-    Mutant(
-        "marker of the epoch before not in the merge",
-        Variant(ports={"S": world.MergesBlindly}),
-        "S",
-        ((101, ("back", "S", 1)),),
-        schedule=1,
-    ),
-    Mutant(
-        "Kafka's markers of even and odd epochs are one",
-        Variant(ports={"K": world.KafkaSeesOneEpoch}),
-        "K",
-        ((90, ("back", "K", 1)), (93, ("timeout",))),
-        Variant(ports={"K": sink.KafkaLeavesLosers}),
-        schedule=1,
-    ),
-    Mutant(
-        "Kafka's highest marker stands for every partition",
-        Variant(ports={"K": world.KafkaComparesTheHighest}),
-        "K",
-        ((111, ("failover", "K", 5)),),
-    ),
-    Mutant(
         "the sinks are not told what is done",
         Variant(coordinator=world.SweepsDoneParts),
         "P",
-        ((66, ("failover", "P", 2)), (71, ("pause", 9, 1))),
+        ((70, ("failover", "P", 2)), (73, ("pause", 11, 1))),
         schedule=1,
     ),
-    Mutant(
-        "Kafka aborts what is done",
-        Variant(ports={"K": world.KafkaRollsBackDone}),
-        "K",
-        ((36, ("delay", 1)), (65, ("failover", "K", 3))),
-    ),
-    Mutant(
-        "PostgreSQL rolls back what is done",
-        Variant(ports={"P": world.PreparedRollsBackDone}),
-        "P",
-        ((49, ("err",)), (69, ("back", "P", 1))),
-    ),
-    Mutant(
-        "Elasticsearch's marker is written whatever stands there",
-        Variant(ports={"E": world.SearchMarksBlindly}),
-        "E",
-        ((104, ("failover", "E", 5)),),
-    ),
-    Mutant(
-        "two copies apply one epoch to an index",
-        Variant(ports={"E": world.SearchClaimsNothing}),
-        "E",
-        ((29, ("copy",)), (45, ("stall", 27))),
-    ),
-    Mutant(
-        "any incarnation of the index will do",
-        Variant(ports={"E": world.SearchAnyIncarnation}),
-        "E",
-        ((78, ("back", "E", 1)),),
-    ),
-    Mutant(
-        "settings of the index are not judged in vote and commit",
-        Variant(ports={"E": world.SearchAnySetting}),
-        "E",
-        ((40, ("async", "E", 60)),),
-    ),
     # against a second copy of the checkpoint, altered markers and an altered spool
-    Mutant(
-        "nobody asks who wrote Kafka's marker",
-        Variant(ports={"K": world.KafkaAnyWriterUnfenced}),
-        "K",
-        ((51, ("copy",)),),
-        Variant(ports={"K": world.KafkaUnfenced}),
-    ),
-    Mutant(
-        "no fence between two copies in Kafka",
-        Variant(ports={"K": world.KafkaUnfenced}),
-        "K",
-        ((61, ("copy",)), (97, ("stall", 25))),
-    ),
-    Mutant(
-        "Kafka's fence is not looked at after a replay",
-        Variant(ports={"K": world.KafkaLooksOnce}),
-        "K",
-        ((76, ("copy",)), (86, ("stall", 15))),
-    ),
-    Mutant(
-        "who has lost Kafka's fence sweeps all the same",
-        Variant(ports={"K": world.KafkaSweepsAnyway}, spool=False),
-        "K",
-        ((50, ("clock",)), (55, ("copy",)), (56, ("before",))),
-        NO_SPOOL,
-    ),
-    Mutant(
-        "what a later generation has open is left, and not refused",
-        Variant(ports={"K": world.KafkaIgnoresNewer}),
-        "K",
-        ((55, ("copy",)), (59, ("before",)), (68, ("stall", 60)), (85, ("before",)), (130, ("stall", 40))),
-    ),
-    Mutant(
-        "nobody asks who wrote the marker row",
-        Variant(ports={"S": world.StagedAnyWriter}),
-        "S",
-        ((103, ("remark", "S", "newer")),),
-    ),
-    Mutant(
-        "nobody asks who wrote the marker document",
-        Variant(ports={"E": world.SearchAnyWriter}),
-        "E",
-        ((65, ("back", "E", 1)),),
-    ),
     Mutant("the spool is believed", Variant(spool_keeper=world.Unverified), "E", ((51, ("spool", "changed")),)),
-    Mutant(
-        "a conflict is taken for a later epoch",
-        Variant(ports={"F": world.SearchGivesWay}),
-        "F",
-        ((112, ("outside", "F")),),
-    ),
-    Mutant(
-        "who writes over a newer document does not ask the ledger",
-        Variant(ports={"F": world.SearchAsksNoLedger}),
-        "F",
-        ((38, ("pause", 999, 4)), (96, ("back", "F", 1))),
-    ),
     # against users
     Mutant(
         "nobody asks what Spark decided alone",
@@ -436,35 +216,17 @@ MUTANTS = (
     Mutant("half a record stands", Variant(coordinator=world.KeepsHalfARecord), "K", ((48, ("double",)),)),
     Mutant("joining any target", Variant(coordinator=made_of(check=world.JoinsAnyTarget)), "K", ((41, ("rejoin",)),)),
     Mutant(
-        "Kafka replays with today's options",
-        Variant(ports={"K": world.KafkaOtherOptions}),
-        "K",
-        ((34, ("options",)), (40, ("timeout",))),
-    ),
-    Mutant(
-        "staged rows are merged with today's options",
-        Variant(ports={"S": world.StagedOtherOptions}),
-        "S",
-        ((71, ("options",)),),
-    ),
-    Mutant(
-        "a spool is applied with today's options",
-        Variant(ports={"E": world.SearchOtherOptions}),
-        "E",
-        ((71, ("options",)),),
-    ),
-    Mutant(
         "a repair applies the newest epoch first",
-        Variant(retains=True, dies_in_repair=(4,), repair=repair.NewestFirst),
-        "S",
-        ((76, ("back", "S", 2)),),
-        Variant(retains=True, dies_in_repair=(4,)),
+        Variant(retains=True, dies_in_repair=(18,), repair=repair.NewestFirst),
+        "K",
+        ((98, ("back", "K", 3)),),
+        Variant(retains=True, dies_in_repair=(18,)),
     ),
     Mutant(
         "a repair applies the newest epoch alone",
         Variant(retains=True, repair=repair.NewestAlone),
-        "S",
-        ((76, ("back", "S", 2)),),
+        "K",
+        ((82, ("back", "K", 3)),),
         RETAINS,
     ),
     Mutant(
@@ -473,26 +235,5 @@ MUTANTS = (
         "P",
         ((82, ("back", "P", 2)),),
         RETAINS,
-    ),
-    Mutant(
-        "a repair looks at the newest marker only",
-        Variant(retains=True, ports={"T": repair.LooksAtTheNewestMarker}),
-        "T",
-        ((95, ("back", "T", 4)),),
-        RETAINS,
-    ),
-    Mutant(
-        "a repair of a topic looks at markers alone",
-        Variant(retains=True, ports={"K": repair.TrustsMarkersAlone}),
-        "K",
-        ((85, ("unmark", "K")),),
-        RETAINS,
-    ),
-    Mutant(
-        "a repair of a topic looks at the log alone",
-        Variant(retains=True, dies_in_repair=(13,), repairs_on_copies=True, ports={"K": repair.TrustsTheLogAlone}),
-        "K",
-        ((84, ("back", "K", 3)),),
-        Variant(retains=True, dies_in_repair=(13,), repairs_on_copies=True),
     ),
 )

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
 from epochsink.errors import ConfigurationError, EpochsinkError, WentBack
-from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import Ledger
-from simulation.port_participant import PortParticipant
+from epochsink.sink import Chosen
+from simulation.sinks import participant_of
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, MemorySpool
 from simulation.world import Spooled
@@ -19,43 +20,54 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.cli.repair import Repair
+    from epochsink.sink import Identity, Participant, Retried
     from simulation.driver import Variant
-    from simulation.port import PortBase
+    from simulation.sinks import SimulatedSink
     from simulation.world import World
 
 
-def place_of(world: World, query: str) -> Any:
+def place_of(world: World, query: str) -> QueryCheckpoint:
     """Return the checkpoint as a command opens it."""
-    files, spool = MemoryFiles(world.files, at_once), MemorySpool(world, at_once)
-    return SimpleNamespace(
-        files=files, checkpoint=Checkpoint(files), query_id=query, spool=spool, location="checkpoint"
-    )
+    return _opened(MemoryFiles(world.files, at_once), MemorySpool(world, at_once), query)
+
+
+def _opened(files: MemoryFiles, spool: MemorySpool, query: str) -> QueryCheckpoint:
+    return QueryCheckpoint(files, "checkpoint", spool, query)  # type: ignore[arg-type] # in memory
 
 
 def accept(world: World, query: str) -> int | None:
     """Type ``epochsink accept`` with the newest decided epoch, if the ledger lacks it; return that epoch."""
     place = place_of(world, query)
-    newest: int = place.checkpoint.newest_decided()
+    newest = place.checkpoint.newest_decided()
     history = Ledger(place.files, "operator").read()
     if history.owner is None or history.newest >= newest:
         return None
-    Acceptance(place, newest, None).carry_out()
+    Acceptance(place, newest, None, {}).carry_out()
     return newest
 
 
-def abandon(world: World, kinds: Mapping[str, type[PortBase]], query: str) -> None:
+def abandon(world: World, kinds: Mapping[str, type[SimulatedSink]], query: str) -> None:
     """Type ``epochsink abandon``."""
-    ports = {letter: kind(world, at_once) for letter, kind in kinds.items()}
-    Abandonment(place_of(world, query), sinks=sinks_of(ports), gone=[]).carry_out()
+    sinks = {letter: kind(world, at_once) for letter, kind in kinds.items()}
+    Abandonment(place_of(world, query), sinks=configured(sinks), gone=[]).carry_out()
 
 
-def sinks_of(ports: Mapping[str, PortBase]) -> Any:
-    """Return ports as the sinks that a command is given."""
+def retry_letters(world: World, kind: Any, identity: Identity) -> Retried:
+    """Type ``epochsink letters retry``."""
+    participant = participant_of({identity.sink: kind(world, at_once)})
+    participant.open(identity)
+    letters = participant.operator().letters(identity.sink)
+    assert letters is not None
+    return letters.retry(Chosen())
 
-    def participant(members: Mapping[str, Any]) -> PortParticipant:
-        return PortParticipant({name: ports[name] for name in members})
 
-    return {letter: SimpleNamespace(commits_with=port.group, participant=participant) for letter, port in ports.items()}
+def configured(sinks: Mapping[str, SimulatedSink]) -> Any:
+    """Return sinks as a command is given them."""
+
+    def participant(members: Mapping[str, Any]) -> Participant:
+        return participant_of({name: sinks[name] for name in members})
+
+    return {letter: SimpleNamespace(commits_with=sink.group, participant=participant) for letter, sink in sinks.items()}
 
 
 class Died(BaseException):
@@ -68,7 +80,7 @@ class Repairs:
     ``refusal`` is what it has refused with in the end; None if it has ended well.
     """
 
-    def __init__(self, world: World, kinds: Mapping[str, type[PortBase]], query: str, variant: Variant) -> None:
+    def __init__(self, world: World, kinds: Mapping[str, type[SimulatedSink]], query: str, variant: Variant) -> None:
         self._world, self._kinds, self._query, self._variant = world, kinds, query, variant
         self._dies_at = list(variant.dies_in_repair)
         spool = Spooled({key: dict(kept) for key, kept in world.spool.items()})
@@ -123,12 +135,10 @@ class Repairs:
                     raise Died
             return apply()
 
-        ports = {letter: kind(self._world, step) for letter, kind in self._kinds.items()}
+        sinks = {letter: kind(self._world, step) for letter, kind in self._kinds.items()}
         folders, spooled = self._copies[0]
         if self._variant.repairs_on_copies:
             self._copies.reverse()
         files, spool = MemoryFiles(folders, step), MemorySpool(self._world, step, spooled)
-        place: Any = SimpleNamespace(
-            files=files, checkpoint=Checkpoint(files), query_id=self._query, spool=spool, location="checkpoint"
-        )
-        return self._variant.repair(place, sinks_of(ports))
+        place = _opened(files, spool, self._query)
+        return self._variant.repair(place, configured(sinks))

@@ -25,6 +25,8 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     outside sink             somebody else writes to every document of an index
     async sink k             an index is made to acknowledge documents before they are on disk; k steps later its node
                              crashes and comes back
+busy sink k              an index answers 429 to the next k operations
+    retry sink               an index takes again what it refused, and an operator retries its dead letters
     spool how                the newest attempt's files in the spool are "changed", "cut" or "gone"
     holder how               Kafka's partition loses a row of the newest open transaction ("lost"), or it is aborted
                              there ("aborted"); the coordinator is not told

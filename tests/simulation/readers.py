@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,15 @@ class Readers:
     anomalies: list[str] = field(default_factory=list)
     went_back: bool = False
     before_commit: Callable[[str], None] = lambda _sink: None
+    clients: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """The sessions of each PostgreSQL server, by process id."""
+    _pids: int = 0
     _attempts: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def next_pid(self) -> int:
+        """Return a process id."""
+        self._pids += 1
+        return self._pids
 
     def flag(self, anomaly: str) -> None:
         """Remember an anomaly once."""

@@ -1,34 +1,150 @@
-"""Elasticsearch with the semantics that matter for exactly-once (see `simulation.targets`)."""
+"""Elasticsearch's cluster with what the simulation's readers see of it, and what others do to it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from epochsink.sink import Mark
+from epochsink.elasticsearch.applied_epochs import INDEX
+from epochsink.elasticsearch.server import DocumentPlace
+from epochsink.identity import marker_document
+from simulation.memory_elasticsearch import Cluster, Stored
+from simulation.readers import OUTSIDER, Readers, Row
 
 if TYPE_CHECKING:
-    from simulation.readers import Readers, Row
+    from collections.abc import Callable, Mapping
+
+    from epochsink.sink import Mark
+
+
+@lru_cache(4096)
+def row_of(source: str) -> Row:
+    """Return the row that a document was made of."""
+    fields = json.loads(source)
+    return Row(*(fields[name] for name in Row._fields))
+
+
+@lru_cache(4096)
+def source_of(row: Row) -> str:
+    """Return the document of a row."""
+    return json.dumps(row._asdict())
 
 
 @dataclass(slots=True)
-class Elasticsearch:
-    """Documents by ``_id`` with external versions (external_gte), and marker documents by identity key.
+class SearchTarget(Cluster):
+    """A cluster with the index of one sink. Whatever is written there is looked at by the readers.
 
-    ``incarnation`` stands for the index' history uuid, which every restore changes. While ``durable`` is False
-    (index.translog.durability=async), what is written is not ``on_disk``, and a crash of the node loses it.
+    While ``durable`` is False (index.translog.durability=async), what is written is not ``on_disk``, and a crash of the
+    node loses it. ``applied`` hears which row is written through which ingest pipeline.
     """
 
-    readers: Readers
-    sink: str
-    keyed: bool
-    documents: dict[str, tuple[int, Row]] = field(default_factory=dict)
-    markers: dict[str, tuple[Mark, int]] = field(default_factory=dict)
-    claims: dict[str, Mark] = field(default_factory=dict)
-    bases: int = 0
-    incarnation: int = 0
+    readers: Readers = field(default_factory=Readers)
+    sink: str = ""
+    keyed: bool = False
+    applied: Callable[[Row, str | None], None] = lambda _row, _pipeline: None
     durable: bool = True
-    on_disk: dict[str, tuple[int, Row]] = field(default_factory=dict)
+    on_disk: dict[str, Stored] = field(default_factory=dict)
+    refuses: bool = False
+    """Whether the index refuses every fifth row for good."""
+    mended: bool = False
+    """Whether its mapping was corrected since."""
+    busy: int = 0
+    """How many operations are answered 429."""
+
+    def __post_init__(self) -> None:
+        self.create_index(self.index, None, None)
+
+    @property
+    def index(self) -> str:
+        """The name of the sink's index."""
+        return f"index-{self.sink.lower()}"
+
+    @property
+    def documents(self) -> dict[str, tuple[int, Row]]:
+        """Version and row of each document."""
+        stored = self.indices[self.index].items()
+        return {name: (each.version, row_of(each.source)) for name, each in stored if each.source is not None}
+
+    @property
+    def aside(self) -> str:
+        """The name of the index of dead letters."""
+        return f"letters-{self.sink.lower()}"
+
+    @property
+    def rows(self) -> list[Row]:
+        """What readers see: the rows of documents, and those of dead letters that count."""
+        runs: dict[str, int] = {}
+        for marker in self.markers.values():
+            runs |= json.loads(marker.source or "").get("letters", {})
+        letters = [json.loads(each.source) for each in self.indices.get(self.aside, {}).values() if each.source]
+        counting = [each for each in letters if each["epoch"] <= runs.get(each["run"], -1)]
+        return [row for _, row in self.documents.values()] + [row_of(each["source"]) for each in counting]
+
+    @property
+    def markers(self) -> dict[str, Stored]:
+        """The marker documents."""
+        return {
+            name: each for name, each in self.indices.get(INDEX, {}).items() if name.startswith(marker_document(""))
+        }
+
+    # ---- what readers see
+
+    def bulk(self, index: str | None, body: bytes, wanted: str, *, refresh: bool, pipeline: str | None) -> Any:
+        """Carry out each operation, before the readers' eyes."""
+        self.readers.before_commit(self.sink)
+        if pipeline is not None:
+            self.pipelines.setdefault(pipeline, {})
+        lines = body.splitlines()
+        for line in lines:
+            if line.startswith(b'{"query"'):
+                self.applied(row_of(line.decode()), pipeline)
+        return Cluster.bulk(self, index, body, wanted, refresh=refresh, pipeline=pipeline)
+
+    def _carry_out(self, action: str, index: str, fields: Mapping[str, Any], source: str | None) -> dict[str, Any]:
+        if self.busy and source is not None:
+            self.busy -= 1
+            error = {"type": "es_rejected_execution_exception", "reason": "busy"}
+            return {"_index": index, "_id": fields["_id"], "status": 429, "error": error}
+        stored = self._documents(index).get(fields["_id"])
+        before = None if index != self.index or stored is None or stored.source is None else row_of(stored.source)
+        answer = Cluster._carry_out(self, action, index, fields, source)
+        if index == self.index and source is not None and source != "{}":
+            self._look(row_of(source), before, stands="error" not in answer)
+        return answer
+
+    def _look(self, row: Row, before: Row | None, *, stands: bool) -> None:
+        if (row.query, row.epoch) not in self.readers.decided:
+            self.readers.flag(f"EARLY {self.sink}")
+        if before is None:
+            return
+        if not self.keyed and before.query != row.query:
+            self.readers.flag(f"OVERWRITTEN {self.sink}")
+        if stands and self.keyed and before.query == row.query and row.source < before.source:
+            self.readers.flag(f"STALE {self.sink}")
+        if not stands and row.query > before.query:
+            # the queries are numbered: a newer one's row stands behind an older one's
+            self.readers.flag(f"SWALLOWED {self.sink}")
+
+    def _store(self, index: str, name: str, version: int, source: str | None) -> DocumentPlace:
+        place = Cluster._store(self, index, name, version, source)
+        if self.durable and index == self.index:
+            self.on_disk[name] = self.indices[index][name]
+        return place
+
+    def fault_of(self, index: str, source: str) -> Mapping[str, Any] | None:
+        """Return why the index refuses a row."""
+        if not self.refuses or index != self.index or row_of(source).source % 5 != 1:
+            return None
+        return {"type": "document_parsing_exception", "reason": "failed to parse field [n]"}
+
+    # ---- what others do
+
+    def flat_settings(self, index: str) -> dict[str, str]:
+        """Return the settings of an index."""
+        durability = {} if self.durable or index != self.index else {"index.translog.durability": "async"}
+        return {**Cluster.flat_settings(self, index), **durability}
 
     def acknowledge_early(self) -> None:
         """Acknowledge documents, from now on, before they are on disk."""
@@ -36,82 +152,30 @@ class Elasticsearch:
 
     def crash(self) -> str:
         """Lose what is not on disk."""
-        lost = sum(self.on_disk.get(name) != kept for name, kept in self.documents.items())
-        self.documents = dict(self.on_disk)
+        stored = self.indices[self.index]
+        lost = sum(self.on_disk.get(name) != kept for name, kept in stored.items())
+        self.indices[self.index] = dict(self.on_disk)
         return f"{lost} documents lost"
 
-    def _store(self, name: str, version: int, row: Row) -> None:
-        self.documents[name] = version, row
-        if self.durable:
-            self.on_disk[name] = version, row
+    def change_documents(self) -> bool:
+        """Change every document, as two `_update` of another program do; return whether there was any."""
+        for name, (version, row) in self.documents.items():
+            source = source_of(row._replace(query=OUTSIDER))
+            self._store(self.index, name, version + 2, source)
+            self.on_disk[name] = self.indices[self.index][name]
+        return bool(self.documents)
 
-    def bulk(self, version: int, documents: list[tuple[str, Row]]) -> list[str]:
-        """Index whole documents; return those whose stored version is newer, which stay as they are (409)."""
-        self.readers.before_commit(self.sink)
-        conflicts = []
-        for name, row in documents:
-            if (row.query, row.epoch) not in self.readers.decided:
-                self.readers.flag(f"EARLY {self.sink}")
-            old = self.documents.get(name)
-            if old and not self.keyed and old[1].query != row.query:
-                self.readers.flag(f"OVERWRITTEN {self.sink}")
-            if old is None or version >= old[0]:
-                if old and self.keyed and old[1].query == row.query and row.source < old[1].source:
-                    self.readers.flag(f"STALE {self.sink}")
-                self._store(name, version, row)
-                continue
-            conflicts.append(name)
-            if row.query > old[1].query:
-                # the queries are numbered: a newer one's row stands behind an older one's
-                self.readers.flag(f"SWALLOWED {self.sink}")
-        return conflicts
-
-    def version(self, name: str) -> int:
-        """Return the stored version of a document, 0 if there is none."""
-        return self.documents[name][0] if name in self.documents else 0
-
-    def write_newer(self, version: int, name: str, row: Row) -> bool:
-        """Write over a document of an older version (version type "external"); return whether it was one."""
-        if version <= self.version(name):
-            return False
-        self.readers.before_commit(self.sink)
-        old = self.documents[name][1] if name in self.documents else row
-        if old.query == row.query and row.source < old.source:
-            self.readers.flag(f"STALE {self.sink}")
-        self._store(name, version, row)
-        return True
-
-    def claim(self, key: str, mark: Mark, seen: Mark | None) -> str:
-        """Write the document that says which attempt may be applied, on the condition of the one that was read."""
-        if self.claims.get(key) != seen:
-            return "409"
-        self.claims[key] = mark
-        return "OK"
-
-    def mark(self, key: str, mark: Mark, incarnation: int, seen: Mark | None) -> str:
-        """Write the marker document, which names the index' incarnation, on the condition of the one that was read."""
-        if self.marker(key) != seen:
-            return "409"
-        self.markers[key] = mark, incarnation
-        return "OK"
-
-    def marker(self, key: str) -> Mark | None:
-        """Return the marker document."""
-        return self.markers[key][0] if key in self.markers else None
+    def forget_markers(self) -> bool:
+        """Delete the marker documents; return whether there were any."""
+        found = self.markers
+        for name in found:
+            del self.indices[INDEX][name]
+        return bool(found)
 
     def alter_marker(self, by: Mark) -> bool:
-        """Overwrite a marker document, its epoch counted on; return whether there was one."""
-        for key, (mark, incarnation) in list(self.markers.items())[-1:]:
-            self.markers[key] = Mark(mark.epoch + by.epoch, by.attempt), incarnation
+        """Overwrite the newest marker document, its epoch counted on; return whether there was one."""
+        for name, stored in list(self.markers.items())[-1:]:
+            kept = json.loads(stored.source or "")
+            kept |= {"epoch": kept["epoch"] + by.epoch, "attempt": by.attempt}
+            self._store(INDEX, name, stored.version + 1, json.dumps(kept))
         return bool(self.markers)
-
-    def newest(self, key: str) -> int:
-        """Return the epoch in the marker document, -1 if there is none."""
-        mark = self.marker(key)
-        return -1 if mark is None else mark.epoch
-
-    def new_base(self) -> int:
-        """Return a base for versions above whatever the index holds, like a clock: each one above all before it."""
-        highest = max((version for version, _ in self.documents.values()), default=0)
-        self.bases = max(self.bases, highest // 100) + 1
-        return 100 * self.bases

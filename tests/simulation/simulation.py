@@ -10,7 +10,7 @@ from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import FOLDER
 from simulation import invariants, operators
 from simulation.determinism import determined
-from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
+from simulation.driver import EPOCHS, PRODUCTION, Driver, Variant, parse_offsets
 from simulation.scheduler import Scheduler
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, altered
@@ -54,8 +54,9 @@ class Simulation(Scheduler):
         self.variant = variant
         self.world = World(sinks + (variant.later_sinks or ""))
         self.world.keeps_copies = self._may_set_back
+        self.world.steps = lambda: self.now
         self.query = "query-1"
-        self.source_rows = EPOCHS * SLOTS
+        self.source_rows = EPOCHS * variant.rows
         self.catching_up = 0
         self.attempts = 0
         self.commits_made = 0
@@ -97,8 +98,8 @@ class Simulation(Scheduler):
             "outside": self.world.write_from_outside,
             "async": self._acknowledge_early,
             "spool": self._damage_spool,
-            "log": self.world.kafka.lose_records,
-            "holder": self.world.kafka.lose_at_partition,
+            "log": self._lose_records,
+            "holder": self._lose_at_partition,
             "copy": self._copy_checkpoint,
             "options": self._change_options,
             "rejoin": self._join_again,
@@ -106,6 +107,8 @@ class Simulation(Scheduler):
             "double": self._call_twice,
             "alter": self.world.alter_table,
             "clock": self._set_clock_back,
+            "busy": self._overload,
+            "retry": self._retry_letters,
         }
 
     @property
@@ -181,7 +184,8 @@ class Simulation(Scheduler):
         }
         return (
             {(self.query, at) for number in kept_back for at in self.omitted[number]}
-            if self.said or self.loud
+            # with a ledger that is lost, and joined anew, went what knew of them
+            if self.said or self.loud or self.joins
             else set()
         )
 
@@ -232,7 +236,13 @@ class Simulation(Scheduler):
         return struck
 
     def _time_out(self) -> bool:
-        return self.world.kafka.time_out()
+        return self.world.brokers.time_out()
+
+    def _lose_records(self, how: str) -> bool:
+        return self.world.brokers.lose_records(how)
+
+    def _lose_at_partition(self, how: str) -> bool:
+        return self.world.brokers.lose_at_partition(how)
 
     def _roll_back(self) -> bool:
         struck = [target.roll_back_all() for target in self.world.postgres.values()]
@@ -253,6 +263,26 @@ class Simulation(Scheduler):
         index = self.world.search[sink]
         index.acknowledge_early()
         self._due.append((self.now + steps, Operation(f"crash of {sink}'s node", index.crash, reads=False)))
+        return True
+
+    def _overload(self, sink: str, operations: int) -> bool:
+        self.world.search[sink].busy = operations
+        return True
+
+    def _retry_letters(self, sink: str) -> bool:
+        target = self.world.search[sink]
+        if not target.indices.get(target.aside):
+            return False
+        target.refuses, target.mended = False, True
+        self.note("        the mapping is corrected, and an operator types: epochsink letters retry CHECKPOINT")
+        try:
+            retried = operators.retry_letters(
+                self.world, self.variant.kind(sink), self.active.coordinator.identity(sink)
+            )
+        except EpochsinkError as refused:
+            self.note(f"        it is refused: {refused}")
+        else:
+            self.note(f"        {retried}")
         return True
 
     def _damage_spool(self, how: str) -> bool:
@@ -288,7 +318,7 @@ class Simulation(Scheduler):
             return False
         self.note("        an operator types: epochsink abandon CHECKPOINT")
         try:
-            operators.abandon(self.world, {letter: self.variant.port(letter) for letter in self.sinks}, self.query)
+            operators.abandon(self.world, {letter: self.variant.kind(letter) for letter in self.sinks}, self.query)
         except EpochsinkError as refused:
             self.note(f"        it is refused: {refused}")
             return True
@@ -317,6 +347,7 @@ class Simulation(Scheduler):
         self.note("        all drivers die; a new checkpoint on the same targets")
         self._kill_all()
         self.query, self.catching_up = "query-2", 1
+        self.world.apart += 1
         self.world.files = {}
         self.copies.clear()
         return True
@@ -368,6 +399,7 @@ class Simulation(Scheduler):
                     self._recover_healthily()
             for process in self.processes:
                 process.kill()
+        self.world.brokers.finish()
         invariants.check(self)
 
     def forget(self) -> None:
@@ -409,13 +441,14 @@ class Simulation(Scheduler):
         """Type ``epochsink repair`` until it has ended; return whether the targets could be repaired."""
         # nothing of the drivers that have died is under way any more
         self.deliver(everything=True)
-        kinds = {letter: self.variant.port(letter) for letter in self.sinks}
+        kinds = {letter: self.variant.kind(letter) for letter in self.sinks}
         repair = operators.Repairs(self.world, kinds, self.query, self.variant)
         before = len(self.anomalies)
         self.repaired += repair.play()
         # the commit under which an index was set back has left newer rows there: they are written again after these;
         # and a copy of the checkpoint does not know what the other one's repair had prepared
-        spared = {"STALE F", ROLLED_BACK.format("K")} if self.variant.repairs_on_copies else {"STALE F"}
+        unknown = {ROLLED_BACK.format(letter) for letter in self.sinks} if self.variant.repairs_on_copies else set()
+        spared = {"STALE F", *unknown}
         self.anomalies[before:] = [one for one in self.anomalies[before:] if one not in spared]
         if repair.refusal is not None and "nothing to repair" not in str(repair.refusal):
             self.loud = repair.refusal
@@ -437,7 +470,7 @@ class Simulation(Scheduler):
         self.healthy = True
         self.swallows, self.doubling = 0, False
         # one more batch, so that foreachBatch runs, whatever the faults have left
-        self.source_rows += SLOTS
+        self.source_rows += self.variant.rows
         self.note("        --- healthy run")
         self.start_driver()
         self.run()

@@ -10,6 +10,8 @@ from zlib import crc32
 from epochsink.errors import SpoolDamaged, SpoolMissing
 from epochsink.protocol.ledger import FOLDER, Ledger
 from epochsink.sink import Epoch, Identity, SpoolFile
+from simulation import kafka_sink, search_sink
+from simulation.kafka_brokers import LETTER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from simulation.world import Folders, Spooled, World
 
 
+BY_DOCUMENT = "EF"
+"""The sinks of Elasticsearch, whose rows are record batches."""
 ALTERED = "altered"
 """The attempt in rows that somebody has changed in the spool."""
 
@@ -104,6 +108,8 @@ class TrimmingLedger(QuickLedger):
 
 class MemorySpool:
     """`epochsink.sink.SpoolKeeper` in memory, and the tasks' side of it. ``folders`` are those of one checkpoint."""
+
+    beside_ledger = True
 
     def __init__(self, world: World, step: Stepper, folders: Spooled | None = None) -> None:
         self.folders = world.spool if folders is None else folders
@@ -207,10 +213,18 @@ class MemoryRows:
         recorded = self._files.get(task)
         if recorded is not None and recorded != summed_up(rows):
             raise SpoolDamaged(f"the spool of epoch {key[1]} is not what was written")
-        yield from rows
+        if self._identity.sink == LETTER:
+            yield kafka_sink.batch_of(rows)
+        elif self._identity.sink in BY_DOCUMENT:
+            yield search_sink.batch_of(tuple(rows), keyed=self._identity.sink == search_sink.KEYED)
+        else:
+            yield from rows
 
     def verify(self) -> None:
-        """Find every file as it was written."""
+        """Compare what is spooled for a sink of Elasticsearch, which does that before its first request."""
+        for task in self._accepted if self._identity.sink in BY_DOCUMENT else ():
+            for _ in self.read(task):
+                pass
 
 
 def summed_up(rows: list[Row]) -> SpoolFile:

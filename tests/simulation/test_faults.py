@@ -70,6 +70,12 @@ def test_a_driver_that_slept_while_an_index_was_restored_does_not_write_over_new
     assert Case(plan, "F", 0).violations() == []
 
 
+def test_a_failover_that_loses_the_claim_of_a_version_base_leaves_the_next_checkpoint_one_above_it() -> None:
+    """The next base is above all versions by the clock, too."""
+    plan: plans.Plan = ((50, ("failover", "F", 3)), (92, ("newck",)))
+    assert Case(plan, "F", 0).violations() == []
+
+
 @pytest.mark.parametrize("sinks", ["K", "P", "S", "E"])
 def test_entries_are_removed_by_hand(sinks: str) -> None:
     """The newest take names what was applied: no epoch is written a second time."""

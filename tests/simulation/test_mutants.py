@@ -20,7 +20,7 @@ NEARBY = 40
 def test_mutant_is_killed(mutant: Mutant) -> None:
     """The recorded plan, or one a few steps off if the code has moved, kills the mutant and spares the real code."""
     with quiet():
-        for case in _near(mutant.case):
+        for case in near(mutant.case):
             if case.violations(mutant.variant):
                 spared = not case.violations(mutant.control)
                 assert spared or mutant.control is not PRODUCTION, case
@@ -29,7 +29,8 @@ def test_mutant_is_killed(mutant: Mutant) -> None:
     pytest.fail(f"{mutant.name} survived {mutant.case} and its neighbours: find it another plan")
 
 
-def _near(case: Case) -> Iterator[Case]:
+def near(case: Case) -> Iterator[Case]:
+    """Yield a case, and the same a few steps earlier and later."""
     yield case
     for shift in range(1, NEARBY + 1):
         for by in (shift, -shift):

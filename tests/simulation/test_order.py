@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from epochsink.errors import PrepareFailed
+from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.server import TransactionState
 from epochsink.protocol.coordinator import Plan
 from simulation.by_hand import Query
+from simulation.kafka_brokers import OK
 from simulation.world import World
 
 
@@ -20,8 +23,9 @@ def query() -> Query:
 
 def lose(query: Query, task: tuple[str, Any]) -> None:
     """Abort a task's transaction as a time-out does."""
-    _, part = task
-    assert query.world.kafka.end(part["id"], part["epoch"], commit=False) == "OK"
+    transaction = KafkaCommittable.from_json(task[1]).transaction
+    assert query.world.brokers.end(*transaction, commit=False) == OK
+    query.world.brokers.finish()
 
 
 def test_an_attempt_that_a_replay_has_overtaken_is_not_recorded_and_the_next_one_is(query: Query) -> None:
@@ -76,6 +80,7 @@ def test_several_lost_parts_are_each_replayed_once(query: Query) -> None:
     query.decide_only(0)
     assert query.coordinator.commit_decided()
     assert query.open_transactions() == 0
-    states = [one.state for one in query.world.kafka.transactions.values()]
-    assert states.count("CompleteCommit") == 2
+    query.world.brokers.finish()
+    states = [each.state for each in query.world.brokers.ids.values()]
+    assert states.count(TransactionState.COMPLETE_COMMIT) == 2
     assert not query.world.readers.anomalies

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from epochsink.errors import Fenced
-from epochsink.sink import Epoch
+from epochsink.sink import Epoch, Recorded, Remnant
 from simulation.by_hand import Query
 from simulation.world import World
 
@@ -65,10 +65,10 @@ def test_an_abandoned_attempt_is_tidied(query: Query) -> None:
 
 
 def test_an_unreachable_target_is_no_failure(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(_keep: object, _done: object) -> list[str]:
+    def unreachable(_recorded: object) -> list[Remnant]:
         raise ConnectionError("broker down")
 
-    monkeypatch.setattr(query.port, "abort_orphans", unreachable)
+    monkeypatch.setattr(query.participant, "remnants", unreachable)
     query.coordinator.tidy()
     query.coordinator.queue.raise_failure()
 
@@ -82,16 +82,16 @@ def test_a_superseded_driver_learns_it_by_tidying(query: Query) -> None:
 def test_an_attempt_waits_for_the_tidying_to_end(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """With real threads: begin() returns only after the sweep, so the sweep cannot see what it writes."""
     sweeping, go_on, begun = threading.Event(), threading.Event(), threading.Event()
-    sweep = query.port.abort_orphans
+    look = query.participant.remnants
 
-    def slow(keep: Any, done: Any) -> list[str]:
+    def slow(recorded: Recorded) -> Sequence[Remnant]:
         sweeping.set()
         assert go_on.wait(10)
-        return sweep(keep, done)
+        return look(recorded)
 
     query.begin(0)
     query.coordinator.abandon(Epoch(0, "0" * 32))
-    monkeypatch.setattr(query.port, "abort_orphans", slow)
+    monkeypatch.setattr(query.participant, "remnants", slow)
     tidier = threading.Thread(target=query.coordinator.tidy)
     tidier.start()
     assert sweeping.wait(10)

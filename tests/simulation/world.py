@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.ledger import FOLDER
 from epochsink.sink import Mark
-from simulation.by_task_port import ByTaskPostgres
-from simulation.readers import OUTSIDER, Readers, Row
-from simulation.search_target import Elasticsearch
-from simulation.shared_port import OTHER, SharedPostgres
-from simulation.targets import Kafka, Postgres
+from simulation.kafka_brokers import Brokers
+from simulation.postgres_server import PostgresServer
+from simulation.readers import Readers, Row
+from simulation.search_target import SearchTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +31,8 @@ class Spooled(dict[tuple[str, int, str], dict[str, list[Row]]]):
 
 
 ROLLED_BACK = "ROLLED BACK {}: what belongs to a done epoch"
+OTHER = {"A": "B", "C": "D"}
+"""The sink that has its tables in the same database."""
 STRANGER = "f" * 32
 """The attempt in a marker that nobody of ours has written."""
 
@@ -51,29 +52,35 @@ class World:
         self.readers = Readers()
         self.files: Folders = {}
         self.spool = Spooled()
-        self.kafka = Kafka(self.readers)
+        self.brokers = Brokers(self.readers, is_fenced_off=self.ended)
         self.postgres = postgres_of(self.readers, sinks)
-        self.search = {name: Elasticsearch(self.readers, name, name == "F") for name in sinks if name in "EF"}
+        self.steps: Callable[[], int] = lambda: 0
+        self.apart = 0.0
+        """The seconds that have passed between one checkpoint and the next, in which no step is made."""
+        self.search = {name: self._index(name) for name in sinks if name in "EF"}
         self.keeps_copies: Callable[[], bool] = lambda: False
         """Whether a target may still be set back."""
         self.readers.before_commit = self._note_commit
         self.copies: dict[str, list[Copy]] = {name: [] for name in sinks if home(name) == name}
-        self.reopened: set[tuple[str, int]] = set()
-        """Kafka's transactions, as (id, producer epoch), that a restore or a failover has opened again."""
         self.options = 0
         """The number of the options with which a driver that starts now is configured."""
         self._written_with: dict[str, int] = {}
 
+    def _index(self, sink: str) -> SearchTarget:
+        def applied(row: Row, pipeline: str | None) -> None:
+            self.apply_with(sink, row.attempt, int(pipeline.rpartition("-")[2]) if pipeline else 0)
+
+        return SearchTarget(readers=self.readers, sink=sink, keyed=sink == "F", applied=applied)
+
     def target(self, sink: str) -> Any:
         """Return a sink's target."""
-        return self.kafka if sink == "K" else {**self.postgres, **self.search}[sink]
+        return {"K": self.brokers, **self.postgres, **self.search}[sink]
 
     def knows(self, sink: str) -> bool:
         """Return whether a target holds anything of any query."""
         target = self.target(sink)
         held = [getattr(target, name, None) for name in ("markers", "prepared", "staging")]
-        held += [one.state == "Ongoing" for one in getattr(target, "transactions", {}).values()]
-        return any(held)
+        return any(held) or (sink == "K" and bool(self.brokers.open_ids()))
 
     def ended(self, sink: str, name: str, producer: int | None = None) -> None:
         """Flag the rollback of a transaction whose epoch the ledger calls done: it may be all that is left of it."""
@@ -87,7 +94,7 @@ class World:
                 # what a replay has taken the place of is nobody's any more
                 parts[entry["epoch"]] = entry["parts"]
         ours = [part for epoch in done for part in parts.get(epoch, [])]
-        if any((part.get("gid") or part["id"], part.get("epoch")) == (name, producer) for part in ours):
+        if any(named(part) == (name, producer) for part in ours):
             self.readers.flag(ROLLED_BACK.format(sink))
 
     # ---- the options under which an epoch was prepared, and those under which it is applied
@@ -144,25 +151,26 @@ class World:
         state: dict[str, Any] = self.copies[sink][place].state
         del self.copies[sink][place:]
         target, visible = self.target(sink), state.pop("visible")
-        open_before = self._open_in_kafka()
         incarnation = getattr(target, "incarnation", 0)
         for name, value in state.items():
             setattr(target, name, value)
+        if sink in self.postgres:
+            target.end_clients()
         if sink in "EF":
             target.incarnation = incarnation + 1
+        if sink == "K":
+            target.restored()
         for name in [name for name in self.readers.visible if home(name) == sink]:
             self.readers.visible[name] = visible.get(name, {})
-        self.reopened |= self._open_in_kafka() - open_before
         return True
-
-    def _open_in_kafka(self) -> set[tuple[str, int]]:
-        return {(name, one.epoch) for name, one in self.kafka.transactions.items() if one.state == "Ongoing"}
 
     # ---- what others do to a target
 
     def forget_markers(self, sink: str) -> bool:
         """Delete a target's markers, as somebody who tidies up does; return whether there were any."""
         target = self.target(sink)
+        if sink in self.search:
+            return self.search[sink].forget_markers()
         found = bool(target.markers)
         target.markers.clear()
         return found
@@ -178,11 +186,14 @@ class World:
     def write_from_outside(self, sink: str) -> bool:
         """Change every document of an index, as `_update` does; return whether there was any."""
         target = self.search.get(sink)
-        if target is None or not target.keyed:
-            return False
-        for name, (version, row) in target.documents.items():
-            target.documents[name] = target.on_disk[name] = version + 2, row._replace(query=OUTSIDER)
-        return bool(target.documents)
+        return target is not None and target.keyed and target.change_documents()
+
+
+def named(part: dict[str, Any]) -> tuple[str, int | None]:
+    """Return by what name, and producer epoch, a target knows a part."""
+    if "transactional_id" in part:
+        return part["transactional_id"], part["producer_epoch"]
+    return part["gid"], None
 
 
 @lru_cache(1024)
@@ -192,12 +203,11 @@ def entry_of(data: bytes) -> Mapping[str, Any]:
     return entry
 
 
-def postgres_of(readers: Readers, sinks: str) -> dict[str, Postgres]:
+def postgres_of(readers: Readers, sinks: str) -> dict[str, PostgresServer]:
     """Return the database of each PostgreSQL sink."""
-    made: dict[str, Postgres] = {"T": ByTaskPostgres(readers, "T")}
-    for first, other in OTHER.items():
-        made[first] = made[other] = SharedPostgres(readers, first)
-    return {name: made.get(name) or Postgres(readers, name) for name in sinks if name in {"P", "S", *made}}
+    shared = {first: PostgresServer(readers, first + other) for first, other in OTHER.items()}
+    made = {name: shared.get(home(name)) or PostgresServer(readers, name) for name in "PSTABCD"}
+    return {name: made[name] for name in sinks if name in made}
 
 
 @cache
@@ -209,7 +219,7 @@ def home(sink: str) -> str:
 @cache
 def state_of(kind: Any) -> tuple[str, ...]:
     """Return the names of what a kind of target is made of."""
-    return tuple(each.name for each in fields(kind) if each.name != "readers")
+    return tuple(each.name for each in fields(kind) if each.name not in ("readers", "is_fenced_off", "applied"))
 
 
 def copied(value: Any) -> Any:

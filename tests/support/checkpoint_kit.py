@@ -6,12 +6,16 @@ import json
 import uuid
 from typing import TYPE_CHECKING, TypeAlias
 
-from epochsink.protocol.checkpoint import Checkpoint
+import pytest
+
+from epochsink.errors import EpochsinkError
+from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import RowCount, Task, participants_of
+from epochsink.spark.query_run import Run, RunSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.ledger_history import LedgerHistory
     from epochsink.sink import Epoch, Sink, SpoolFile
 
     Batches: TypeAlias = pa.RecordBatch | list[pa.RecordBatch]
@@ -57,6 +61,17 @@ class CheckpointKit:
         coordinator.recover()
         return coordinator
 
+    def stopped_start(self, reference: str, sinks: Mapping[str, Sink] | None = None) -> EpochsinkError:
+        """Start the query as Spark does, and return the error that stops it; ``reference`` is for its commands."""
+        with pytest.raises(EpochsinkError) as stopped:
+            Run(
+                RunSettings(self.sinks if sinks is None else sinks, reference=reference),
+                OpenCheckpoint(LocalStorage(self.root), str(self.root), self.spool),
+                self.query_id,
+                driver=uuid.uuid4().hex,
+            )
+        return stopped.value
+
     def write(
         self, number: int, rows: Mapping[str, Batches]
     ) -> tuple[Epoch, dict[str, list[tuple[str, dict[str, object]]]]]:
@@ -90,7 +105,7 @@ class CheckpointKit:
         self.decide(number)
         assert self.coordinator.commit_decided()
 
-    def history(self) -> History:
+    def history(self) -> LedgerHistory:
         """Return what the ledger says now."""
         return Ledger(LocalStorage(self.root), "nobody").read()
 
@@ -106,8 +121,10 @@ class CheckpointKit:
     def _run_task(
         self, name: str, epoch: Epoch, partition: int, batch: pa.RecordBatch
     ) -> tuple[str, dict[str, object]]:
-        told = {sink: settings for each in self.participants for sink, settings in each.settings(epoch).items()}
-        task = Task(self.coordinator.identity(name), epoch, partition, uuid.uuid4().hex, settings=told.get(name, {}))
+        (participant,) = (each for each in self.participants if name in each.members)
+        schemas = dict.fromkeys(participant.members, batch.schema)
+        settings = participant.begin(epoch, schemas, retained=self._retain_seconds > 0)[name].settings
+        task = Task(self.coordinator.identity(name), epoch, partition, uuid.uuid4().hex, settings=settings)
         spool = self.spool.writer(task, batch.schema)
         spool.write(batch)
         self._spooled.setdefault(name, {})[task.uuid] = spool.close()

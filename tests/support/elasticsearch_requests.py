@@ -14,4 +14,4 @@ class SmallRequests(Elasticsearch):
 class OneByOne(SmallRequests):
     """A sink that sends the next request when the one before is answered."""
 
-    threads = 1
+    per_node = 1

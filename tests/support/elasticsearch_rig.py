@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pickle
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,11 @@ import pyarrow as pa
 
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import SpoolMissing
-from epochsink.identity import identity_key
-from epochsink.sink import Epoch, Identity, LastDone, NotCarriedOut, Outcome, Task, Verdict, write_all
+from epochsink.sink import Epoch, Identity, Joining, LastDone, Outcome, Task, Verdict, identity_key, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.elasticsearch import Elasticsearch
     from epochsink.sink import Committable, Rows
@@ -87,9 +85,9 @@ class WithLedger(OneSink):
 
     key = ""
 
-    def open(self, identity: Identity) -> None:
-        super().open(identity)
+    def open(self, identity: Identity) -> Joining:
         self.key = identity_key(identity)
+        return super().open(identity)
 
     def commit_all(
         self, epoch: Epoch, parts: Sequence[Committable], rows: Rows, after: LastDone | None = None
@@ -133,7 +131,7 @@ class Rig:
         committer = OneSink.of(sink)
         with contextlib.closing(committer):
             assert committer.check(schema) == [], committer.check(schema)
-            origin = committer.initial_state()
+            origin = committer.open(Identity(uuid.uuid4().hex, "sink")).origin
         return cls(sink, Identity(uuid.uuid4().hex, "search", 1, origin))
 
     def another_driver(self) -> Rig:
@@ -172,26 +170,3 @@ class Rig:
 
     def close(self) -> None:
         self.committer.close()
-
-
-def crossed(value: Any) -> Any:
-    """Return a value as it arrives in another process."""
-    return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own
-
-
-@dataclass
-class Elsewhere:
-    """Executors in this process, to which everything crosses as it does to Spark's; ``away`` jobs fail at first."""
-
-    away: int = 0
-    jobs: list[str] = field(default_factory=list)
-
-    def map(self, function: Callable[[Any], Any], parts: Sequence[Any], patience: float) -> list[Any]:
-        assert patience > 0
-        self.jobs.append(getattr(function, "__name__", "?"))
-        work = crossed(function)
-        answers = [work(crossed(part)) for part in parts]
-        if len(self.jobs) > self.away:
-            return [crossed(answer) for answer in answers]
-        # all is done, and the driver is not told
-        raise NotCarriedOut("the job was cancelled")

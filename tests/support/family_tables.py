@@ -117,7 +117,8 @@ class FamilyTables:
     def keeping(self, name: str, epoch: Epoch, schema: pa.Schema) -> Keeping:
         """Return what the sink's participant says of an attempt."""
         (participant,) = (one for one in self.participants if name in one.members)
-        return participant.keeping(epoch, dict.fromkeys(participant.members, schema))[name]
+        contexts = participant.begin(epoch, dict.fromkeys(participant.members, schema))
+        return contexts[name].keeping
 
     def _batch(self, name: str, rows: Rows) -> pa.RecordBatch:
         schema = pa.schema([(column, pa.type_for_alias(kind)) for column, kind in self.types[name].items()])

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.kafka import Kafka
+    from epochsink_devkit.services import KafkaService
 
 KEY_PASSWORD: Final = "canary-key-s3cr3t"
 """Of the client's key."""

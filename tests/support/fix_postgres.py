@@ -21,8 +21,8 @@ from epochsink.testing.sink_rig import OneSink
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from epochsink.devkit.services import PostgresService
     from epochsink.sink import Committable, Verdict
+    from epochsink_devkit.services import PostgresService
 
 
 class ListedRows:
@@ -82,7 +82,7 @@ class Driver:
         """Write one epoch by one task for each argument; the participant says how the rows are kept."""
         epoch = Epoch(number, uuid.uuid4().hex)
         first = tasks[0][0] if isinstance(tasks[0], list) else tasks[0]
-        keeping = self.committer.keeping(epoch, first.schema)
+        keeping = self.committer.begin(epoch, first.schema).keeping
         committables, kept = [], {}
         for partition, given in enumerate(tasks):
             batches = given if isinstance(given, list) else [given]
@@ -197,8 +197,7 @@ def pg_driver(postgres: PostgresService, pg_schema: str) -> Iterator[MakeDriver]
     drivers: list[Driver] = []
 
     def make(table: str | tuple[str, ...], like: pa.RecordBatch, **options: Any) -> Driver:
-        # tasks stage their rows unless a test says otherwise
-        given = {"marker_schema": pg_schema, "spool": False, **options}
+        given = {"marker_schema": pg_schema, **options}
         sink = Postgres(given.pop("dsn", postgres.dsn), table=table, **given)
         driver = Driver(sink)
         assert driver.committer.check(row_schema(like)) == []

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pytest
 
-from epochsink.devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalRegistry, LocalS3
-from epochsink.devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
+from epochsink_devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalRegistry, LocalS3
+from epochsink_devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService, Service
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService, Service
 
     ServiceType = TypeVar("ServiceType", bound=Service)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 from streams import Stream
 
-from epochsink.devkit.demo.connect_server import connect, start_server
-from epochsink.devkit.demo.session import jvm_options, session
-from epochsink.devkit.services import spark_packages
 from epochsink.spark.classic.compat import gateway_of
+from epochsink_devkit.demo.connect_server import connect, start_server
+from epochsink_devkit.demo.session import jvm_options, session
+from epochsink_devkit.services import spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RECORDED: Final = Path(__file__).parents[1] / "durations.json"
-"""Seconds of one case of each test function, without the start of what a session shares; by `make durations`."""
+"""Seconds of one case of each test function, without the start of shared services; `pytest --record-durations`."""
 LISTED_FROM: Final = 0.5
 """Seconds; what takes less is not listed."""
 UNLISTED: Final = 0.1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from epochsink.devkit.services.artifacts import fetch
-from epochsink.devkit.services.versions import Artifact, Bundle, postgres_jdbc
+from epochsink_devkit.services.artifacts import fetch
+from epochsink_devkit.services.versions import Artifact, Bundle, postgres_jdbc
 
 FLINK: Final = "2.0.2"
 KAFKA_CONNECTOR: Final = Artifact(

@@ -19,8 +19,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochsink.errors import PrepareFailed, RowsRejected
-from epochsink.identity import identity_key
-from epochsink.sink import COMMITTED, Mark, Outcome, Participant, Sink, Verdict, verify_marks
+from epochsink.sink import (
+    COMMITTED,
+    Joining,
+    Mark,
+    Marks,
+    Outcome,
+    Recorded,
+    Remnant,
+    SimpleParticipant,
+    Sink,
+    Verdict,
+    identity_key,
+    marks_left,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,11 +41,9 @@ if TYPE_CHECKING:
         Ballot,
         Ballots,
         Committable,
-        Committables,
         Epoch,
         Identity,
         LastDone,
-        Marks,
         Parts,
         SinkWriter,
         Task,
@@ -165,7 +175,7 @@ class FolderWriter:
         """Leave everything to the sweep, as a killed task does."""
 
 
-class FolderParticipant(Participant):
+class FolderParticipant(SimpleParticipant):
     def __init__(self, members: Mapping[str, FolderSink]) -> None:
         super().__init__(members)
         (self._sink,) = members.values()
@@ -175,34 +185,36 @@ class FolderParticipant(Participant):
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         return [f"{finding} (columns {', '.join(schema.names)})" for finding in self._sink.findings]
 
-    def open(self, identity: Identity) -> None:
+    def open(self, identity: Identity) -> Joining:
         self._identity = identity
         for place in ("prepared", "visible"):
             self._place(place).mkdir(parents=True, exist_ok=True)
+        return super().open(identity)
 
-    def marks(self, sink: str) -> Marks:
+    def marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
         if self._sink.faults.strike("unreachable"):
             raise ConnectionError("the folder's server is down")
         newest = max((int(path.name.partition("-")[0]) for path in self._place("visible").iterdir()), default=None)
-        return {} if newest is None else {"all": Mark(newest)}
+        # without the attempt, which its markers do not have
+        found = {} if newest is None else {"": Mark(newest)}
+        return Marks(f"the folder {self._sink.folder}", found, marks_left(done), marks_left(pending))
 
-    def leftovers(self, sink: str) -> list[str]:
-        return sorted(path.name for path in self._place("prepared").iterdir())
-
-    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        target = f"the folder {self._sink.folder}"
-        verify_marks(target, self.marks(sink), done, pending, lambda last: {"all": Mark(last.epoch)})
+    def remnants(self, recorded: Recorded) -> list[Remnant]:
+        parts = {part["file"]: part for each in recorded[::-1] for part in each}
+        names = sorted(path.name for path in self._place("prepared").iterdir())
+        return [Remnant("file", name, of=parts.get(name)) for name in names]
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
-        ((name, ballot),) = ballots.items()
-        written, rows = ballot.parts, ballot.rows
+        (ballot,) = ballots.values()
         self._log("vote", epoch.number)
         if self._sink.faults.strike("vote-breaks"):
             raise PrepareFailed("the sink votes no", hint="arm it less")
-        assert len(rows.tasks()) == len(written)
-        for part in written:
-            assert (self._place("prepared") / part["file"]).exists()
-        return {name: written}
+        assert len(ballot.rows.tasks()) == len(ballot.parts)
+        return super().vote(epoch, ballots)
+
+    def holds(self, sink: str, part: Committable) -> bool:
+        found: bool = (self._place("prepared") / part["file"]).exists()
+        return found
 
     def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
         self._log("commit", f"{epoch.number} {part['file']} {time.time_ns()}")
@@ -233,13 +245,11 @@ class FolderParticipant(Participant):
                 writer.write_batch(batch)
         return {"file": path.name, "rows": part["rows"]}
 
-    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        kept = {part["file"] for part in keep}
-        swept = [path for path in self._place("prepared").iterdir() if path.name not in kept]
-        for path in swept:
-            self._log("swept", path.name)
-            path.unlink()
-        return [path.name for path in swept]
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        for each in remnants:
+            self._log("swept", each.name)
+            (self._place("prepared") / each.name).unlink()
+        return [each.name for each in remnants]
 
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         self._log("finish", epoch.number)

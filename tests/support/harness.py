@@ -19,17 +19,17 @@ from confluent_kafka.cimpl import NewTopic
 from pipeline import Spec
 from processes import PipelineProcess
 
-from epochsink.devkit.demo.session import jvm_options
-from epochsink.testing import HistoryLog, Report, Workload, check
-from epochsink.testing.checkpoint_watch import CheckpointWatch
-from epochsink.testing.sampling import Sampler
+from epochsink_devkit.demo.session import jvm_options
+from epochsink_devkit.history import HistoryLog, Report, Workload, check
+from epochsink_devkit.history.checkpoint_watch import CheckpointWatch
+from epochsink_devkit.history.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from epochsink.devkit.services import KafkaService
-    from epochsink.testing import Target
-    from epochsink.testing.readers import Reader
+    from epochsink_devkit.history import CheckedTarget
+    from epochsink_devkit.history.readers import TargetReader
+    from epochsink_devkit.services import KafkaService
 
 PIPELINE: Final = Path(__file__).with_name("pipeline.py")
 PARTITIONS: Final = 2
@@ -119,7 +119,7 @@ class Harness:
         for sampler in self._samplers:
             sampler.stop()
 
-    def read(self, target: Target, reader: Reader) -> None:
+    def read(self, target: CheckedTarget, reader: TargetReader) -> None:
         """Let a reader look at a target from now on."""
         facts = {"atomic": target.atomic, "keyed": target.keyed, "dead_letters": target.dead_letters, "lag": target.lag}
         self.log.write("target", name=target.name, **facts)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import Harness
 
 from epochsink.elasticsearch.applied_epochs import EPOCHS
-from epochsink.testing import Target
-from epochsink.testing.readers.elasticsearch import ElasticsearchReader
+from epochsink_devkit.history import CheckedTarget
+from epochsink_devkit.history.readers.elasticsearch import ElasticsearchReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from http_proxy import Answer, Proxy, Seen
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink_devkit.services import KafkaService
 
 BULK_BYTES: Final = 2_500
 """So small that an epoch of 60 rows has six requests for the index without keys and four for the other. The pipeline
@@ -63,8 +63,8 @@ def two_indices(
     sinks = {"log": keyless(url, log, **more), "state": keyed(url, state, **more)}
     with Harness(folder, kafka, source, sinks=sinks) as harness:
         every = "-*" if "parts" in more else ""
-        harness.read(Target("log", atomic=False), ElasticsearchReader(server, log + every))
-        harness.read(Target("state", atomic=False, keyed=True), ElasticsearchReader(server, state + every))
+        harness.read(CheckedTarget("log", atomic=False), ElasticsearchReader(server, log + every))
+        harness.read(CheckedTarget("state", atomic=False, keyed=True), ElasticsearchReader(server, state + every))
         yield harness
 
 

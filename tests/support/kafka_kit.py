@@ -16,18 +16,18 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from epochsink.errors import SpoolMissing
-from epochsink.identity import identity_key, marker_group
+from epochsink.identity import marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
-from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task, write_all
+from epochsink.sink import Ballot, Epoch, Identity, Keeping, Outcome, Task, identity_key, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from epochsink.devkit.services import KafkaService
     from epochsink.kafka.committable import Transaction
-    from epochsink.sink import Committable, Rows, Verdict
+    from epochsink.sink import Committable, LastDone, Rows, Verdict
+    from epochsink_devkit.services import KafkaService
 
 DEADLINE_SECONDS = 30.0
 
@@ -81,7 +81,7 @@ def prepare(config: Kafka, of: Task, *batches: pa.RecordBatch) -> Committable:
 
 def prepare_kept(committer: OneSink, config: Kafka, at: Epoch, *batches: pa.RecordBatch) -> Committable:
     """Prepare an epoch of one task, whose rows the topic itself keeps, and have it voted on."""
-    assert committer.keeping(at, batches[0].schema) is Keeping.IN_TARGET
+    assert committer.begin(at, batches[0].schema).keeping is Keeping.IN_TARGET
     [part] = committer.vote(at, [prepare(config, unspooled(committer.participant._identity, at), *batches)], NO_ROWS)
     return part
 
@@ -149,11 +149,16 @@ def committing(config: Kafka, who: Identity) -> Iterator[OneSink]:
         committer.close()
 
 
+def await_visible(committer: OneSink, at: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
+    """Wait until readers see parts; what is open beside them stays as it is."""
+    committer.participant._commits.await_visible(at, Ballot(parts, NO_ROWS, after))
+
+
 def commit(committer: OneSink, at: Epoch, part: Committable, spooled: Rows = NO_ROWS) -> Verdict:
     """Commit one part, and wait until readers see it."""
     verdict = committer.commit(at, part, spooled)
     if verdict.outcome is Outcome.COMMITTED:
-        committer.await_visible(at, [part])
+        await_visible(committer, at, [part])
     return verdict
 
 
@@ -223,14 +228,16 @@ def setting_aside(kafka: KafkaService, topic: str, **settings: Any) -> Kafka:
 
 def told(committer: OneSink, who: Identity, at: Epoch, partition: int = 0, **more: Any) -> Task:
     """Return a task that knows what the driver tells it."""
-    return dataclasses.replace(task(who, at, partition), settings=committer.settings(at), **more)
+    return dataclasses.replace(
+        task(who, at, partition), settings=committer.begin(at, rows("a").schema).settings, **more
+    )
 
 
 def commit_with_letters(committer: OneSink, at: Epoch, parts: list[Committable]) -> int:
     """Commit an epoch; return how many rows the verdicts call dead letters."""
     verdicts = committer.commit_all(at, parts, NO_ROWS)
     assert {verdict.outcome for verdict in verdicts} == {Outcome.COMMITTED}
-    committer.await_visible(at, parts)
+    await_visible(committer, at, parts)
     return sum(verdict.set_aside or 0 for verdict in verdicts)
 
 

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from epochsink.devkit.services.ports import LOOPBACK, free_port
+from epochsink_devkit.services.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

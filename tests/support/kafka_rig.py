@@ -10,15 +10,15 @@ from harness import Harness, make_topic
 from kafka.admin import KafkaAdminClient
 
 from epochsink.identity import PREFIX
-from epochsink.testing import Target
-from epochsink.testing.readers.kafka import KafkaReader
+from epochsink_devkit.history import CheckedTarget
+from epochsink_devkit.history.readers.kafka import KafkaReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from epochsink.devkit.services import KafkaService
-    from epochsink.testing import Report
+    from epochsink_devkit.history import Report
+    from epochsink_devkit.services import KafkaService
 
 ROWS_FED: Final = 60
 """Rows added to each of the two source partitions before a start: two epochs."""
@@ -80,5 +80,5 @@ def pipeline_into_kafka(
     make_topic(servers, "sink")
     sink = {"kind": "Kafka", "bootstrap_servers": servers, "topic": "sink", "key": "cast(key AS string)", **options}
     with Harness(folder, broker, "source", sinks={"topic": sink}, settings=dict(settings or {})) as harness:
-        harness.read(Target("topic", atomic=False), KafkaReader(servers, "sink"))
+        harness.read(CheckedTarget("topic", atomic=False), KafkaReader(servers, "sink"))
         yield KafkaRig(harness, broker, "sink")

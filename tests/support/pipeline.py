@@ -19,11 +19,11 @@ from pyspark.sql.pandas import functions
 
 import epochsink
 from epochsink import ExactlyOnce
-from epochsink.devkit.demo.connect_server import connect, start_server
-from epochsink.devkit.demo.session import session
-from epochsink.devkit.services import spark_packages
 from epochsink.failpoints import reach
-from epochsink.testing import HistoryLog, Workload
+from epochsink_devkit.demo.connect_server import connect, start_server
+from epochsink_devkit.demo.session import session
+from epochsink_devkit.history import HistoryLog, Workload
+from epochsink_devkit.services import spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -72,18 +72,6 @@ class PipelineProcess:
             if process.pid in daemons and process.ppid() in daemons and process.status() != psutil.STATUS_ZOMBIE
         ]
 
-    def executor_of_stopped(self) -> int | None:
-        """Return the id of the executor's JVM whose Python worker has stopped at a failpoint; None if none has."""
-        for process in self._members():
-            # one that ends while it is looked at is none
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_STOPPED:
-                    continue
-                for above in process.parents():
-                    if "CoarseGrainedExecutorBackend" in " ".join(above.cmdline()):
-                        return int(above.pid)
-        return None
-
     @staticmethod
     def _is_daemon(process: psutil.Process) -> bool:
         return "pyspark.daemon" in process.cmdline()

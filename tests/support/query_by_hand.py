@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.ledger_history import LedgerHistory
     from epochsink.protocol.progress import EpochProgress
     from epochsink.sink import Epoch, Participant
 
@@ -80,7 +80,7 @@ class Query:
         writer.write(pa.RecordBatch.from_pydict({"id": list(ids)}))
         return task.uuid, writer.prepare()
 
-    def history(self) -> History:
+    def history(self) -> LedgerHistory:
         """Return what the ledger holds."""
         return Ledger(self.files, "reader").read()
 

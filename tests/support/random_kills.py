@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness import Harness
     from processes import PipelineProcess
 
-    from epochsink.testing import Report
+    from epochsink_devkit.history import Report
 
 KILLS: Final = int(os.environ.get("EPOCHSINK_KILLS", "4"))
 CLASSIC: Final = ("driver", "JVM", "worker", "broker")

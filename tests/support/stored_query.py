@@ -11,7 +11,7 @@ import pyarrow as pa
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import SUMMARISED_AFTER, Ledger
-from epochsink.sink import Keeping, participants_of
+from epochsink.sink import Keeping, WriterContext, participants_of
 from epochsink.spark.write_task import Answer, WriteJob, WriteOrder, is_one_for_all
 from epochsink.testing import LocalSink
 
@@ -83,7 +83,8 @@ class StoredQuery:
         if is_one_for_all(self.sinks):
             batch = pa.RecordBatch.from_struct_array(rows)
         # by turns, the record carries what is spooled, and files do
-        order = WriteOrder(epoch, dict.fromkeys(self.sinks, Keeping.IN_SPOOL), epoch.number % 2 * 1_000_000)
+        contexts = dict.fromkeys(self.sinks, WriterContext(Keeping.IN_SPOOL))
+        order = WriteOrder(epoch, contexts, epoch.number % 2 * 1_000_000)
         job = WriteJob(self.sinks, identities, self.spool)
         return [Answer.from_json(row["answer"]) for rows in job.write(order, [batch], 0) for row in rows.to_pylist()]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import psycopg
 
-from epochsink.testing.rows import SCHEMA
+from epochsink_devkit.history.rows import SCHEMA
 
 TYPES: Final = {"string": "text", "int32": "integer", "int64": "bigint"}
 

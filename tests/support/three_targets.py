@@ -22,7 +22,7 @@ import epochsink
 from epochsink import Elasticsearch, Kafka, Postgres
 from epochsink.cli.app import app
 from epochsink.errors import EpochsinkError
-from epochsink.testing.readers.kafka import KafkaReader
+from epochsink_devkit.history.readers.kafka import KafkaReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
-    from epochsink.devkit.services.local import LocalService
     from epochsink.sink import Sink
+    from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink_devkit.services.local import LocalService
 
 NAMES: Final = ("topic", "table", "search")
 

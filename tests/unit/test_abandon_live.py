@@ -67,7 +67,7 @@ def test_a_target_that_is_down_keeps_nothing_in_the_others(tmp_path: Path, monke
     attempt, _ = kit.write(0, {name: rows(0)["out"] for name in sinks})
     assert len(left(kit)) == 2
     down, _ = kit.participants
-    monkeypatch.setattr(down, "abort_orphans", refuse)
+    monkeypatch.setattr(down, "end", refuse)
     kit.coordinator.abandon(attempt)
     assert left(kit) == []
 
@@ -105,7 +105,7 @@ def test_an_epoch_that_spark_decides_after_the_plan_was_shown_is_not_given_up(tm
 
 def test_who_is_stopped_by_another_command_is_told_which(kit: CheckpointKit) -> None:
     with open_place(str(kit.root)) as place:
-        Acceptance(place, 0, "out").carry_out()
+        Acceptance(place, 0, "out", {}).carry_out()
     with pytest.raises(Fenced, match="taken this checkpoint with 'epochsink accept'") as told:
         kit.coordinator.settle(1)
     assert "start the query again" in told.value.hint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "instruments" / "benchmarks"
 
 
 def test_a_newer_result_takes_the_place_of_the_older_one_and_others_stay(

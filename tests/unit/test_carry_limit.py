@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from epochsink.sink import Epoch, Identity, Keeping
+from epochsink.sink import Epoch, Identity, Keeping, WriterContext
 from epochsink.spark.epoch_writer import CARRIED_BY_EPOCH, CarryLimit
 from epochsink.spark.write_task import CARRIED_BY_FIRST_TASK, WriteOrder
 
 
 def limit(told: int, partition: int) -> int:
-    order = WriteOrder(Epoch(0, "a" * 32), {"out": Keeping.IN_SPOOL}, told)
+    order = WriteOrder(Epoch(0, "a" * 32), {"out": WriterContext(Keeping.IN_SPOOL)}, told)
     return order.task(Identity("query", "out"), partition, "b" * 32).carried
 
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochsink.testing import ANOMALIES, History, HistoryLog, Target, Workload, check
-from epochsink.testing.history import AttemptFacts, EpochFacts, Read, TakeFacts
-from epochsink.testing.rows import SCHEMA, checksums, stamp
+from epochsink_devkit.history import ANOMALIES, CheckedTarget, History, HistoryLog, Workload, check
+from epochsink_devkit.history.history import AttemptFacts, EpochFacts, Read, TakeFacts
+from epochsink_devkit.history.rows import SCHEMA, checksums, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,27 +80,27 @@ class Story:
         rows = self.source.filter(pa.array(chosen))
         return stamp(rows, run=self.run, epoch=number, attempt=attempt or self.attempt(number))
 
-    def rows(self, count: int, target: Target) -> pa.Table:
+    def rows(self, count: int, target: CheckedTarget) -> pa.Table:
         """Return what a target holds when the first ``count`` epochs are applied."""
         table = pa.concat_tables([SCHEMA.empty_table(), *(self.epoch_rows(number) for number in range(count))])
         return newest(table) if target.keyed else table
 
-    def target(self, name: str = "table", **options: Any) -> Target:
+    def target(self, name: str = "table", **options: Any) -> CheckedTarget:
         """Add a target."""
-        self.history.targets[name] = target = Target(name, **options)
+        self.history.targets[name] = target = CheckedTarget(name, **options)
         return target
 
-    def read(self, target: Target, rows: pa.Table, at: float, *, final: bool = False) -> None:
+    def read(self, target: CheckedTarget, rows: pa.Table, at: float, *, final: bool = False) -> None:
         """Add a read that took a hundredth of a second."""
         self.history.reads.append(Read(target.name, at, at + 0.01, rows, final=final))
 
-    def read_all(self, target: Target) -> None:
+    def read_all(self, target: CheckedTarget) -> None:
         """Read after each epoch and in the end."""
         for count in range(len(self.ends) + 1):
             self.read(target, self.rows(count, target), self.start + STEP * count + 2)
         self.read(target, self.rows(len(self.ends), target), self.decided(len(self.ends)) + 2, final=True)
 
-    def spoil(self, target: Target, change: Callable[[pa.Table], pa.Table], *, only: int | None = None) -> None:
+    def spoil(self, target: CheckedTarget, change: Callable[[pa.Table], pa.Table], *, only: int | None = None) -> None:
         """Change what the reads of a target saw: all of them, or one."""
         reads = [read for read in self.history.reads if read.target == target.name]
         for read in reads if only is None else [reads[only]]:
@@ -156,7 +156,7 @@ def story(epochs: int = 4, rows: int = 6, **options: Any) -> Story:
     return Story([{0: rows * (n + 1), 1: rows * (n + 1)} for n in range(epochs)], **options)
 
 
-def told(*, keyed: bool = False, atomic: bool = True, **options: Any) -> tuple[Story, Target]:
+def told(*, keyed: bool = False, atomic: bool = True, **options: Any) -> tuple[Story, CheckedTarget]:
     """Return a good history with one target, read throughout."""
     one = story()
     target = one.target(keyed=keyed, atomic=atomic, **options)
@@ -574,7 +574,7 @@ def test_without_a_ledger_an_unknown_writer_is_an_attempt_that_raised_where_no_o
     assert one.found == frozenset()
 
 
-def overtaken() -> tuple[Story, Target]:
+def overtaken() -> tuple[Story, CheckedTarget]:
     """Return a history in which the driver that was started first, and paused, took the ledger after its successor."""
     one, target = told()
     history = one.history
@@ -692,7 +692,7 @@ def test_a_log_of_several_partitions_in_which_tasks_take_turns_is_in_order() -> 
     assert one.found == frozenset()
 
 
-def refused(*, more: Callable[[pa.Table], pa.Table] = lambda rows: rows) -> tuple[Story, Target]:
+def refused(*, more: Callable[[pa.Table], pa.Table] = lambda rows: rows) -> tuple[Story, CheckedTarget]:
     """Return a history in which one row of epoch 1 is a dead letter, and what else the letters hold."""
     one, target = told(dead_letters="refused")
     letters = one.target("refused")
@@ -753,7 +753,7 @@ def test_letters_are_also_dead_letters_of_an_epoch_that_was_never_decided() -> N
     assert one.found == {"stuck", "letters"}
 
 
-def killed() -> tuple[Story, Target]:
+def killed() -> tuple[Story, CheckedTarget]:
     """Return a history in which the driver was killed after epoch 1, and another one started; no read between."""
     one, target = told()
     one.history.kills.append((one.decided(1) + 3, "driver"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from epochsink.errors import EpochsinkError
+from epochsink.errors import EpochsinkError, UnsupportedQuery
 from epochsink.protocol.checkpoint import NOTHING_DECIDED, Checkpoint
 from epochsink.protocol.storage import LocalStorage
 
@@ -120,9 +121,9 @@ def test_damaged_offsets_are_named(root: Path, checkpoint: Checkpoint, text: str
         checkpoint.offsets_digest(3)
 
 
-def log_of_files(root: Path, name: str, *entries: tuple[int, str]) -> None:
+def log_of_files(root: Path, name: str, *entries: tuple[int, str], source: str = "0") -> None:
     """Write an entry of a file source's log as Spark does: which files it took at which of its offsets."""
-    folder = root / "sources" / "0"
+    folder = root / "sources" / source
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"path": path, "timestamp": 1, "batchId": number}) for number, path in entries]
     (folder / name).write_text("\n".join(["v1", *lines]))
@@ -137,13 +138,84 @@ def test_the_files_that_a_source_took_are_part_of_the_input(root: Path, checkpoi
     assert checkpoint.offsets_digest(0) != before
 
 
+@pytest.mark.parametrize("source", ["0", "orders"])
+def test_the_files_of_a_source_that_has_its_id_in_the_offsets_are_part_of_the_input(
+    root: Path, checkpoint: Checkpoint, source: str
+) -> None:
+    """Version 2 of Spark's offset log: without the id, the offset looked like one of another kind of source."""
+    (root / "offsets" / "0").write_text(offsets(f'{source}:{{"logOffset":9}}', version="v2"))
+    log_of_files(root, "9", (9, "file:/b.json"), source=source)
+    before = checkpoint.offsets_digest(0)
+    log_of_files(root, "9", (9, "file:/c.json"), source=source)
+    assert checkpoint.offsets_digest(0) != before
+
+
+def test_the_order_of_named_sources_is_not_part_of_the_input(root: Path, checkpoint: Checkpoint) -> None:
+    for epoch, sources in enumerate(['b:{"t":{"0":1}}\na:-', 'a:-\nb:{"t":{"0":1}}', 'a:{"t":{"0":1}}\nb:-']):
+        (root / "offsets" / str(epoch)).write_text(offsets(sources, version="v2"))
+    digests = [checkpoint.offsets_digest(epoch) for epoch in range(3)]
+    assert digests[0] == digests[1]
+    assert digests[1] != digests[2]
+
+
+def test_the_digest_of_the_first_version_stays_what_ledgers_hold(root: Path, checkpoint: Checkpoint) -> None:
+    (root / "offsets" / "0").write_text(offsets('{"logOffset":9}\n-'))
+    log_of_files(root, "9", (9, "file:/b.json"))
+    expected = ["v1", 0, ['{"logOffset":9}', "-"], [["file:/b.json"], []]]
+    assert checkpoint.offsets_digest(0) == hashlib.sha256(json.dumps(expected).encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("log", "text", "told"),
+    [
+        ("offsets/0", offsets("{}", version="v3"), "version 3 of Spark's offset log, and epochsink knows none after 2"),
+        ("commits/0", "v4\n{}", "version 4 of Spark's commit log, and epochsink knows none after 3"),
+        ("sources/0/9", "v2\n{}", "version 2 of Spark's log of a file source, and epochsink knows none after 1"),
+    ],
+)
+def test_a_version_that_is_not_known_is_refused_by_name(
+    root: Path, checkpoint: Checkpoint, log: str, text: str, told: str
+) -> None:
+    (root / "offsets" / "0").write_text(offsets('{"logOffset":9}'))
+    (root / "commits" / "0").write_text(COMMIT)
+    log_of_files(root, "9", (9, "file:/b.json"))
+    checkpoint.refuse_unknown_formats()
+    (root / log).write_text(text)
+    with pytest.raises(UnsupportedQuery, match=told) as refused:
+        checkpoint.refuse_unknown_formats()
+    assert log in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "v3"])
+def test_a_commit_of_any_known_version_decides(root: Path, checkpoint: Checkpoint, version: str) -> None:
+    (root / "commits" / "0").write_text(f'{version}\n{{"nextBatchWatermarkMs":0,"sinkMetadataMap":{{}}}}')
+    assert checkpoint.has_commit(0)
+
+
+def test_a_commit_of_an_unknown_version_decides_nothing(root: Path, checkpoint: Checkpoint) -> None:
+    (root / "commits" / "0").write_text("v4\n{}")
+    with pytest.raises(UnsupportedQuery, match="commits/0"):
+        checkpoint.has_commit(0)
+
+
+def test_a_damaged_log_of_a_source_is_named(root: Path, checkpoint: Checkpoint) -> None:
+    (root / "offsets" / "0").write_text(offsets('{"logOffset":9}'))
+    log_of_files(root, "9", (9, "file:/b.json"))
+    (root / "sources" / "0" / "9").write_text('v1\n{"path":"file:/b')
+    with pytest.raises(EpochsinkError, match="sources/0/9"):
+        checkpoint.offsets_digest(0)
+
+
 @pytest.mark.parametrize("name", ["9", "9.compact"])
+@pytest.mark.parametrize("source", ["0", "orders"])
 def test_what_is_recorded_of_a_file_source_is_made_durable_with_its_log(
-    root: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, name: str
+    root: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, name: str, source: str
 ) -> None:
     """Otherwise Spark lists the folder anew after a power cut, and the same offset means other files."""
-    (root / "offsets" / "0").write_text(offsets('{"logOffset":9}\n{"topic":{"0":10}}'))
-    log_of_files(root, name, (9, "file:/b.json"))
+    lines = {"0": '{"logOffset":9}\n{"topic":{"0":10}}', "orders": 'orders:{"logOffset":9}\nother:{"topic":{"0":10}}'}
+    (root / "offsets" / "0").write_text(offsets(lines[source], version="v1" if source == "0" else "v2"))
+    log_of_files(root, name, (9, "file:/b.json"), source=source)
     synced: list[str] = []
     monkeypatch.setattr(
         os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().relative_to(root).as_posix())
@@ -151,7 +223,7 @@ def test_what_is_recorded_of_a_file_source_is_made_durable_with_its_log(
     before = checkpoint.offsets_digest(0)
     assert synced == []
     assert checkpoint.offsets_digest(0, durable=True) == before
-    assert set(synced) == {"offsets/0", "offsets", f"sources/0/{name}", "sources/0", "sources"}
+    assert set(synced) == {"offsets/0", "offsets", f"sources/{source}/{name}", f"sources/{source}", "sources"}
 
 
 @pytest.mark.parametrize(("number", "compacted"), [(9, "9.compact"), (8, "9.compact"), (10, "19.compact")])

@@ -27,9 +27,10 @@ from folder_sink import FolderParticipant, FolderSink
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.errors import ConfigurationError, Fenced, WentBack
+from epochsink.cli.driver_process import has_ended
+from epochsink.errors import ConfigurationError, Fenced, RowsRejected, WentBack
 from epochsink.protocol.ledger import Ledger
-from epochsink.protocol.ledger_entries import Abandoned
+from epochsink.protocol.ledger_entries import Abandoned, Stamp
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import participants_of
 from epochsink.spark.import_guard import refuse_query
@@ -165,7 +166,7 @@ def test_status_tells_how_long_an_epoch_has_been_under_way(kit: CheckpointKit, r
 
 def test_status_tells_rows_times_and_the_last_failure(kit: CheckpointKit, run: Callable[..., Result]) -> None:
     kit.run(0, both(1, 2))
-    kit.coordinator.note_failure("RowsRejected: the target refuses [3] rows")
+    kit.coordinator.note_failure(RowsRejected("the target refuses [3] rows"))
     result = run("status")
     assert "commit 0." in said(result)
     assert "RowsRejected: the target refuses [3] rows (20" in said(result)
@@ -190,7 +191,14 @@ def test_status_prints_a_table(kit: CheckpointKit, run: Callable[..., Result]) -
     kit.write(2, {"table": rows(4)})
     result = run("status")
     assert result.exit_code == 0
-    for text in ("recorded, not decided", "done", "1 row(s)", "no rows", kit.query_id, "not recorded: under way"):
+    for text in (
+        "recorded, not decided",
+        "done",
+        "1 row(s)",
+        "no rows",
+        kit.query_id,
+        "an attempt at epoch 2 is not recorded",
+    ):
         assert text in said(result)
 
 
@@ -242,16 +250,24 @@ def test_a_command_whose_sinks_status_does_not_know_says_what_to_add(
     assert "instead of my_pipeline:sink, name the object that your pipeline starts" in said(result)
 
 
-@pytest.mark.parametrize("options", [[], ["--sinks", f"{MODULE}:sink"]], ids=["alone", "sinks"])
+def typed(command: str, *more: str) -> Result:
+    """Type a command as it stands."""
+    return CliRunner().invoke(app, [*shlex.split(command)[1:], *more])
+
+
 def test_the_command_for_a_ledger_that_lacks_epochs_can_be_pasted(
-    kit: CheckpointKit, run: Callable[..., Result], options: list[str]
+    kit: CheckpointKit, run: Callable[..., Result]
 ) -> None:
+    """Whether these epochs may be accepted, the targets say: so the first command asks them."""
     kit.run(0, both(1))
     kit.decide(1)
-    [command] = commands(run("status", *options))
-    assert command.split()[4:] == options
-    pasted = CliRunner().invoke(app, [*shlex.split(command)[1:], "--yes"])
-    assert (pasted.exit_code, "accepted epochs up to 1" in pasted.output) == (0, True)
+    [command] = commands(run("status"))
+    asked = typed(command.replace("my_pipeline:sink", f"{MODULE}:sink"))
+    assert "epoch 1 was decided without ExactlyOnce" in said(asked)
+    [command] = commands(asked)
+    accepted = typed(command, "--yes")
+    assert (accepted.exit_code, "accepted epochs up to 1" in accepted.output) == (0, True)
+    kit.start()
 
 
 def test_status_does_not_say_that_an_epoch_had_no_rows_once_its_parts_are_forgotten(
@@ -272,10 +288,68 @@ def test_status_lists_every_pending_epoch_and_as_many_done_ones_as_asked_for(
     assert "recorded, not decided" in said(run("status", "--epochs", "0"))
 
 
-def test_status_says_that_a_ledger_is_an_older_copy(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+def test_a_ledger_that_is_an_older_copy_is_not_accepted(
+    kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """The first line says so, a scheduler's check fails, and what the targets know decides what to type."""
+    ledger = kit.root / "epochsink" / "ledger"
     kit.run(0, both(1))
-    kit.decide(5)
-    assert "the ledger is an older copy" in said(run("status"))
+    shutil.copytree(ledger, tmp_path / "copy")
+    for number in (1, 2):
+        kit.run(number, both(number))
+    shutil.rmtree(ledger)
+    shutil.copytree(tmp_path / "copy", ledger)
+    (kit.root / "offsets" / "1").write_text('v1\n{"batchTimestampMs":1000}\n{"orders":{"0":1}}')
+    status = run("status", "--max-age", "60")
+    assert status.output.startswith("ATTENTION: Spark has decided epochs 1 to 2, and the ledger ends at 0: ")
+    assert status.exit_code == 3
+    assert run("status").exit_code == 3
+    assert commands(status) == [f"epochsink status {kit.root} --sinks my_pipeline:sink"]
+    assert json.loads(run("status", "--json").output)["late_seconds"] > 60
+    asked = run("status", "--sinks", f"{MODULE}:sink")
+    assert "the ledger is the older copy" in said(asked)
+    assert commands(asked) == [f"epochsink abandon {kit.root} --sinks {MODULE}:sink"]
+    refused = run("accept", "2", "--sinks", f"{MODULE}:sink", "--yes")
+    assert (refused.exit_code, "the ledger is the older copy" in said(refused)) == (1, True)
+    assert "no target is asked whether it knows these epochs" in said(run("accept", "2"))
+    assert typed(commands(asked)[0], "--yes").exit_code == 0
+    assert kit.history().abandoned is not None
+
+
+@pytest.mark.usefixtures("kit")
+def test_status_says_that_the_driver_has_ended(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process on this host: a server may hold its session for longer than it lived."""
+    assert "which has ended" not in said(run("status"))
+    with monkeypatch.context() as patched:
+        patched.setattr("epochsink.cli.status.has_ended", lambda _: True)
+        assert f"process {os.getpid()} on host {socket.gethostname()}, which has ended" in said(run("status"))
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    stamp = Stamp(time.time(), socket.gethostname(), dead.pid)
+    assert has_ended(stamp)
+    # its number was given to another process, which began later
+    reused = Stamp(0.0, stamp.host, os.getpid())
+    assert has_ended(reused)
+    assert not has_ended(Stamp(time.time(), stamp.host, os.getpid()))
+    assert not has_ended(Stamp(0.0, "another-host", dead.pid))
+    with subprocess.Popen([sys.executable, "-c", ""]) as zombie:
+        while Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        assert has_ended(Stamp(time.time(), stamp.host, zombie.pid))
+
+
+def test_a_narrow_terminal_cuts_no_state(
+    tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("table", "search", "topic", "archive")
+    kit = CheckpointKit(tmp_path / "checkpoint", {name: FolderSink(str(tmp_path / name)) for name in names})
+    kit.run(0, dict.fromkeys(names, rows(1)))
+    kit.record(1, dict.fromkeys(names, rows(2)))
+    kit.decide(1)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("status").output.splitlines()
+    assert any("decided, not committed" in line for line in lines)
+    assert max(len(line) for line in lines if line.startswith("│")) <= 80
 
 
 def test_status_of_a_query_without_ledger(kit: CheckpointKit, run: Callable[..., Result]) -> None:
@@ -364,7 +438,7 @@ def test_a_torn_entry_is_shown_with_the_epoch_that_is_at_stake(kit: CheckpointKi
     result = run("status")
     assert result.exit_code == 1
     assert f"{entry.name} cannot be read" in said(result)
-    assert "an entry 'prepared' of epoch 1; epoch 1 is at stake: Spark has decided 1, so look" in said(result)
+    assert "an entry 'prepared' of epoch 1; epoch 1 is at stake: Spark has decided 1, so check" in said(result)
     assert f"generation {kit._first}" in said(result)
     assert "recorded up to epoch 0" in said(result)
     found = json.loads(run("status", "--json").output)
@@ -405,7 +479,7 @@ def newest_entry(kit: CheckpointKit) -> Path:
         ("operators_sinks", "is not of the form module:attribute"),
         ("no_such_module:sink", "importing no_such_module failed: ModuleNotFoundError"),
         (f"{MODULE}:absent", "has no attribute 'absent'"),
-        (f"{MODULE}:number", "names a int"),
+        (f"{MODULE}:number", "is of type int"),
         (f"{MODULE}:empty", "is empty"),
         (f"{MODULE}:wrong", "'table' is not the name of a sink"),
         (f"{MODULE}:elsewhere", "the sinks belong to checkpoint"),
@@ -451,8 +525,9 @@ def test_an_error_of_a_client_is_told_in_plain_lines(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         call = unreachable(free.getsockname()[1], tmp_path)[system]
-    monkeypatch.setattr(FolderParticipant, "newest", lambda *_: call())
-    result = run("recover", "--sinks", f"{MODULE}:SINKS", "--yes")
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderParticipant, "marks", lambda *_: call())
+        result = run("recover", "--sinks", f"{MODULE}:SINKS", "--yes")
     assert result.exit_code == 1
     error, hint = result.stderr.splitlines()
     assert re.match(rf"error: sink '(table|search)': {system} says \w+: \S", error)
@@ -463,7 +538,7 @@ def test_an_error_of_a_client_is_told_in_plain_lines(
 def test_a_defect_keeps_its_traceback(
     kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FolderParticipant, "newest", lambda *_: dict[str, int]()["defect"])
+    monkeypatch.setattr(FolderParticipant, "marks", lambda *_: dict[str, int]()["defect"])
     assert isinstance(run("recover", "--sinks", f"{MODULE}:SINKS", "--yes").exception, KeyError)
     kit.close()
 
@@ -480,7 +555,7 @@ def test_a_checkpoint_that_needs_spark_where_there_is_no_java() -> None:
 @pytest.mark.parametrize(
     ("absent", "verb", "complaint"),
     [
-        ("psutil", ["services", "up", "postgres", "--detach"], "the services need the module psutil"),
+        ("psutil", ["services", "up", "postgres", "--detach"], "epochsink services needs the module psutil"),
         ("confluent_kafka", ["demo"], "the demo needs the module confluent_kafka"),
         ("psutil", ["status", "/nonexistent"], "/nonexistent is not the checkpoint of a streaming query"),
     ],
@@ -530,8 +605,9 @@ def test_an_error_is_one_json_object(
     assert (typed.exit_code, json.loads(typed.stdout)["error"]["type"]) == (2, "NoSuchOption")
     recover = ["recover", "--sinks", f"{MODULE}:SINKS", "--yes", "--json"]
     for failure, system in ((OSError("gone"), True), (KeyError("defect"), False)):
-        monkeypatch.setattr(FolderParticipant, "newest", raising(failure))
-        result = run(*recover)
+        with monkeypatch.context() as patched:
+            patched.setattr(FolderParticipant, "marks", raising(failure))
+            result = run(*recover)
         told = json.loads(result.stdout)["error"]
         assert (result.exit_code, told["type"]) == (1, type(failure).__name__)
         assert ("the operating system says OSError: gone" in told["message"]) is system
@@ -578,7 +654,7 @@ def test_the_shell_completes_verbs() -> None:
     """As the library does it: the script that --show-completion prints asks the command itself."""
     asked = {"_EPOCHSINK_COMPLETE": "complete_bash", "COMP_WORDS": "epochsink re", "COMP_CWORD": "1"}
     result = CliRunner().invoke(app, [], env=asked, prog_name="epochsink")
-    assert result.stdout.split() == ["report", "recover", "repair", "resolve"]
+    assert result.stdout.split() == ["recover", "repair", "resolve", "report"]
 
 
 # ---- recover and abort
@@ -606,7 +682,7 @@ def test_an_undecided_epoch_stays_as_it_is_recorded(
     kit.record(0, both(1))
     result = run("recover", "--sinks", f"{MODULE}:SINKS", "--yes")
     assert result.exit_code == 0, result.output
-    assert "left epoch 0 as it is recorded" in result.output
+    assert "left epoch 0 recorded" in result.output
     for sink in sinks.values():
         assert sink.values() == []
         assert len(sink.prepared()) == 1
@@ -779,7 +855,7 @@ def test_queries_may_start_again_after_the_command(run: Callable[..., Result], k
         (["0", "--sink", "table", "--as", "committed"], "epoch 0 is done: every sink has committed it"),
         (
             ["1", "--sink", "mail", "--as", "committed"],
-            "has nothing pending in sink 'mail' Hint: it has in 'table', 'search'",
+            "has nothing pending in sink 'mail' Hint: its rows are pending in: 'table', 'search'",
         ),
         (["1", "--sink", "table", "--as", "replay"], "--as replay needs --sinks"),
         (["1", "--sink", "search", "--as", "replay", "--sinks", f"{MODULE}:TABLE"], "--sinks has no sink 'search'"),
@@ -911,6 +987,20 @@ def test_an_unknown_part_is_prepared_again_by_word(
     assert sinks["table"].prepared() == []
 
 
+def test_the_word_says_nothing_of_what_was_prepared_again_since(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    """Its commit may have been carried out: prepared once more, the rows would come twice."""
+    kit.record(0, both(1, 2))
+    kit.decide(0)
+    sinks["table"].faults.arm("commit-unknown", 2)
+    result = run("resolve", "0", "--sink", "table", "--as", "replay", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert (result.exit_code, "whether sink 'table' committed it is unknown" in said(result)) == (1, True)
+    assert len(sinks["table"].calls("replay")) == 1
+    assert run("recover", "--sinks", f"{MODULE}:SINKS", "--yes").exit_code == 0
+    assert sinks["table"].values() == [1, 2]
+
+
 def test_an_unknown_part_is_closed_by_word(
     kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
 ) -> None:
@@ -991,7 +1081,7 @@ def test_rows_in_a_spool_that_is_not_found_are_not_discarded(
     discard = ("resolve", "0", "--sink", "table", "--as", "discard", "--yes")
     refused = run(*discard)
     assert refused.exit_code == 1
-    assert f"the spool that was looked into is {kit.root}/epochsink/spool" in said(refused)
+    assert f"the spool that was read is {kit.root}/epochsink/spool" in said(refused)
     assert "name that place by --spool" in said(refused)
     assert kit.generation() == 1
     assert run(*discard, "--spool", str(elsewhere)).exit_code == 0
@@ -1064,7 +1154,7 @@ def test_abandon_shows_and_ends_what_is_recorded_and_not_decided(
     assert result.exit_code == 0, result.output
     assert "END epoch 1, recorded and not decided, since 2" in said(result)
     assert 'in sink \'search\': {"file": "1-' in said(result)
-    assert "closed: the targets hold all epochs up to 0; a successor reads from where that one ended" in said(result)
+    assert "closed: the targets hold all epochs up to 0; a successor starts at the offsets in offsets/0" in said(result)
     for sink in sinks.values():
         assert (sink.values(), sink.prepared()) == ([1], [])
     assert kit.spool.attempts(kit.query_id) == []
@@ -1130,8 +1220,8 @@ def test_abandon_ends_a_checkpoint_whose_ledger_is_an_older_copy(
         kit.start()
     result = run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes")
     assert result.exit_code == 0, result.output
-    assert "closing it all the same, though the checkpoint has decided epochs up to 1" in said(result)
-    assert "look what the targets hold before a successor starts" in said(run("status"))
+    assert "the ledger is closed although the checkpoint has decided epochs up to 1" in said(result)
+    assert "check what the targets hold before a successor starts" in said(run("status"))
     for sink in sinks.values():
         assert (sink.values(), sink.prepared()) == ([1], [])
 
@@ -1153,7 +1243,9 @@ def test_abandon_asks_first_and_needs_every_target(
 ) -> None:
     kit.record(0, both(1))
     assert "Go on?" in run("abandon", "--sinks", f"{MODULE}:SINKS", answer="n\n").output
-    assert "could not be ended: --sinks does not name it" in said(run("abandon", "--sinks", f"{MODULE}:TABLE", "--yes"))
+    assert "--sinks does not name sink 'search', so what this checkpoint holds there cannot be ended" in said(
+        run("abandon", "--sinks", f"{MODULE}:TABLE", "--yes")
+    )
     unknown = run("abandon", "--sinks", f"{MODULE}:SINKS", "--gone", "mail", "--yes")
     assert "--gone names 'mail', which has never been part" in said(unknown)
     sinks["search"].faults.arm("unreachable")

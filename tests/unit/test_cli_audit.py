@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
-from folder_sink import FolderParticipant, FolderSink
+from folder_sink import FolderSink
 
 from epochsink.cli.audit import audit
 from epochsink.cli.checkpoint_folder import open_place
-from epochsink.errors import ConfigurationError
+from epochsink.errors import Addresses, ConfigurationError
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Resolved
 from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import Operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from epochsink.cli.audit import SinkAudit
-    from epochsink.sink import Comparison, LastDone, Receipt
+    from epochsink.sink import Comparison, Receipt
 
+ADDRESSES = Addresses("/lake/orders", "pipeline:sink")
 ROWS = pa.record_batch({"id": pa.array([1, 2], pa.int64())})
 
 
@@ -34,20 +36,18 @@ def kit(tmp_path: Path) -> CheckpointKit:
 
 def audited(kit: CheckpointKit) -> SinkAudit:
     with open_place(str(kit.root)) as place:
-        (found,) = audit(place, kit.sinks)
+        (found,) = audit(place, kit.sinks, ADDRESSES)
     return found
 
 
 def count(monkeypatch: pytest.MonkeyPatch, found: Callable[[Receipt], int]) -> None:
     """Let the sink say that it has counted."""
 
-    def counted(
-        _: FolderParticipant, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
-    ) -> list[Comparison]:
-        del sink, done, pending
+    def counted(_: Operator, sink: str, receipts: Sequence[Receipt], newest: int) -> list[Comparison]:
+        del sink, newest
         return [receipt.counted(found(receipt), receipt.rows, "gone") for receipt in receipts]
 
-    monkeypatch.setattr(FolderParticipant, "audit", counted)
+    monkeypatch.setattr(Operator, "audit", counted)
 
 
 def test_a_sink_that_cannot_count_compares_its_marker(kit: CheckpointKit) -> None:
@@ -71,7 +71,7 @@ def test_a_difference_counts_only_if_the_ledger_stood_still(
     count(monkeypatch, goes_on)
     found = audited(kit)
     assert not found.differs
-    assert {each.reason for each in found.epochs} == {"the query wrote meanwhile; audit again when it stands still"}
+    assert {each.reason for each in found.epochs} == {"the query wrote meanwhile; audit again while it writes nothing"}
 
 
 def test_a_difference_that_is_gone_when_looked_at_again_is_none(
@@ -112,5 +112,5 @@ def test_epochs_with_one_result_are_told_together(kit: CheckpointKit, monkeypatc
 
 
 def test_sinks_that_never_joined_are_refused(kit: CheckpointKit) -> None:
-    with open_place(str(kit.root)) as place, pytest.raises(ConfigurationError, match="none of them has joined"):
-        audit(place, {"another": kit.sinks["table"]})
+    with open_place(str(kit.root)) as place, pytest.raises(ConfigurationError, match="its ledger knows none of them"):
+        audit(place, {"another": kit.sinks["table"]}, ADDRESSES)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
-from folder_sink import FolderParticipant, FolderSink
+from folder_sink import FolderSink
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.sink import Chosen, LastDone, Letter, Letters, Retried
+from epochsink.sink import Chosen, LastDone, Letter, Letters, Operator, Retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,10 +60,10 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, ListedLetters]:
     """Return the letters of each sink; a sink that is not in it can have none."""
     letters: dict[str, ListedLetters] = {}
 
-    def letters_of(_: FolderParticipant, sink: str) -> ListedLetters | None:
+    def letters_of(_: Operator, sink: str) -> ListedLetters | None:
         return letters.get(sink)
 
-    monkeypatch.setattr(FolderParticipant, "letters", letters_of)
+    monkeypatch.setattr(Operator, "letters", letters_of)
     return letters
 
 
@@ -127,6 +127,14 @@ def test_letters_are_told_what_the_ledger_calls_done_and_what_an_operator_has_ac
     assert kept["table"].applied == LastDone(0, "", ())
 
 
+def test_a_number_is_listed_as_the_sink_tells_it(kept: dict[str, ListedLetters], run: Callable[..., Result]) -> None:
+    row = {"whole": 12345678901234567890123, "decimal": "12345678901234567.0123456789"}
+    kept["table"] = ListedLetters()
+    kept["table"].kept = [Letter("1", 0, "", "odd", row, "")]
+    assert json.loads(run("list", "--json").output)["sinks"][0]["letters"][0]["row"] == row
+    assert '{"whole": 12345678901234567890123, "decimal": "12345678901234567.0123456789"}' in run("list").output
+
+
 def test_a_long_row_is_cut_for_a_person_only(kept: dict[str, ListedLetters], run: Callable[..., Result]) -> None:
     kept["table"] = ListedLetters()
     kept["table"].kept = [Letter("1", 0, "", "long", {"text": "x" * 1000}, "")]
@@ -153,6 +161,7 @@ def test_a_retry_asks_says_what_it_did_and_ends_with_3_if_a_row_is_refused_again
     assert result.exit_code == 0
     answer = json.loads(result.output)
     assert (answer["written"], answer["superseded"], answer["kept"]) == (1, 0, 0)
+    assert answer["sinks"] == [{"sink": "table", "written": 1, "superseded": 0, "kept": 0, "reason": ""}]
     assert [letter.id for letter in kept["table"].kept] == ["2"]
 
 
@@ -180,17 +189,30 @@ def test_which_letters_has_to_be_said(
     assert len(kept["table"].kept) == 1
 
 
-def test_of_several_sinks_with_letters_one_has_to_be_named(
+def test_all_letters_are_those_of_each_sink_that_has_any(
     kept: dict[str, ListedLetters], run: Callable[..., Result]
 ) -> None:
+    """As the pages show the line; an id is one of a single sink."""
     kept["table"], kept["search"] = ListedLetters(2), ListedLetters()
     # the other one can have letters, and has none
-    assert "sink 'table': 1 written" in run("retry", "--all", "--yes").output
-    kept["table"], kept["search"] = ListedLetters(2), ListedLetters(4)
-    result = run("retry", "--all", "--yes")
-    assert result.exit_code == 1
-    assert "several sinks have dead letters: table, search" in result.output
-    assert "sink 'search': 1 written" in run("retry", "--all", "--yes", "--sink", "search").output
+    assert run("retry", "--all", "--yes").output.splitlines()[-1] == "sink 'table': 1 written, 0 still dead letter(s)"
+    kept["table"], kept["search"] = ListedLetters(2, 6), ListedLetters(4, 5)
+    asked = run("retry", "--all", answer="n\n").output
+    assert [f"write 2 dead letter(s) of sink '{name}' to its target" in asked for name in kept] == [True, True]
+    result = run("retry", "--all", "--yes", "--json")
+    assert result.exit_code == 3
+    assert [(each["sink"], each["written"], each["kept"]) for each in json.loads(result.output)["sinks"]] == [
+        ("table", 2, 0),
+        ("search", 1, 1),
+    ]
+    kept["table"], kept["search"] = ListedLetters(2), ListedLetters(2, 4)
+    for verb in ("retry", "drop"):
+        ids = run(verb, "--id", "2", "--yes")
+        assert (ids.exit_code, "several sinks have letters of these ids: table, search" in ids.output) == (1, True)
+    # to delete rows for good, one sink is named
+    several = run("drop", "--all", "--yes")
+    assert (several.exit_code, "several sinks have such dead letters: table, search" in several.output) == (1, True)
+    assert "sink 'search': 2 written" in run("retry", "--all", "--yes", "--sink", "search").output
     assert "sink 'table': 1 dead letter(s)" in run("list").output
     assert "sink 'search': 0 dead letter(s)" in run("list").output
 

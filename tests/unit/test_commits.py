@@ -10,7 +10,7 @@ from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
 from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
-from epochsink.protocol import commits
+from epochsink.protocol import commit_engine
 from epochsink.protocol.ledger import Ledger
 from epochsink.sink import Outcome, Verdict
 
@@ -148,11 +148,12 @@ def test_what_readers_see_is_awaited_before_the_epoch_is_done(tmp_path: Path, mo
     participant.lost = parts[1:2]
     awaited: list[tuple[list[Committable], list[int], set[int]]] = []
 
-    def await_visible(epoch: Epoch, ballots: Ballots) -> None:
+    def visible(epoch: Epoch, ballots: Ballots, _: object) -> list[str]:
         assert epoch.number == 0
         awaited.append((list(ballots["out"].parts), query.visible(), query.history().done))
+        return []
 
-    monkeypatch.setattr(participant, "await_visible", await_visible)
+    monkeypatch.setattr(participant, "visible", visible)
     assert driver.commit_decided()
     again = participant.asked[1]
     assert awaited == [([parts[0], *again, parts[2]], [0, 1, 2], set())]
@@ -162,11 +163,11 @@ def test_what_readers_see_is_awaited_before_the_epoch_is_done(tmp_path: Path, mo
 def test_an_epoch_that_readers_do_not_see_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, driver, participant, _ = three_tasks(tmp_path)
 
-    def await_visible(*_: object) -> None:
+    def visible(*_: object) -> None:
         raise OutcomeUnknown("the target does not say")
 
     with monkeypatch.context() as patched:
-        patched.setattr(participant, "await_visible", await_visible)
+        patched.setattr(participant, "visible", visible)
         with pytest.raises(OutcomeUnknown, match="sink 'out': the target does not say"):
             driver.commit_decided()
     assert [one.epoch for one in query.history().pending] == [0]
@@ -208,7 +209,7 @@ def test_a_superseded_driver_prepares_nothing_again(tmp_path: Path, monkeypatch:
         if point == "coordinator.replay.before":
             Ledger(query.files, "other").take("query-1", {}, -1)
 
-    monkeypatch.setattr(commits, "reach", supersede)
+    monkeypatch.setattr(commit_engine, "reach", supersede)
     with pytest.raises(Fenced):
         driver.commit_decided()
     assert participant.replayed == []

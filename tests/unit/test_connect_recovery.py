@@ -10,11 +10,11 @@ from query_by_hand import Query
 
 from epochsink.errors import Fenced
 from epochsink.spark.connect import execution
-from epochsink.spark.connect.checkpoint_files import Place
+from epochsink.spark.connect.checkpoint_files import CheckpointLocation
 from epochsink.spark.connect.engine import CONNECT
 from epochsink.spark.connect.execution import Started
-from epochsink.spark.connect.recovery import Recovery, Standing
-from epochsink.spark.query_run import new_driver
+from epochsink.spark.connect.recovery import RecoveryContext, Standing
+from epochsink.spark.query_run import RunSettings, new_driver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,21 +32,14 @@ def query(tmp_path: Path) -> Query:
     return made
 
 
-def recovery(query: Query) -> Recovery:
+def recovery(query: Query) -> RecoveryContext:
     """Return what the tasks of one start of the query know."""
-    place = Place(str(query.folder), "", query.spool)
-    return Recovery(
-        {"out": query.sink},
-        place,
-        join_running=False,
-        retain_seconds=0.0,
-        show_values=False,
-        application="app-1",
-        start=START,
-    )
+    place = CheckpointLocation(str(query.folder), "", query.spool)
+    settings = RunSettings({"out": query.sink}, application="app-1", reference="pipeline:sink")
+    return RecoveryContext(settings, place, START)
 
 
-def settled(recovery: Recovery) -> Standing:
+def settled(recovery: RecoveryContext) -> Standing:
     """Return how the commits stand after the end of the query."""
     return Standing.from_json(recovery.settle("query-1", Standing(), 0.05, ended=True))
 
@@ -78,7 +71,7 @@ def test_the_failure_of_an_older_driver_is_not_one_of_this_query(query: Query) -
     before = Standing.from_json(again.recover())
     with pytest.raises(Fenced):
         older.settle(0)
-    older.note_failure("Fenced: another driver has taken over this checkpoint")
+    older.note_failure(Fenced("another driver has taken over this checkpoint"))
     assert Standing.from_json(again.settle("query-1", before, 0.05, ended=False)) == before
 
 

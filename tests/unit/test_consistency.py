@@ -19,7 +19,7 @@ from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import LastDone, participants_of
+from epochsink.sink import LastDone, Mark, Marks, Remnant, participants_of
 from epochsink.testing import LocalSink
 from epochsink.testing.local_sink import LocalParticipant
 
@@ -88,19 +88,19 @@ def test_what_the_other_thread_finishes_during_a_comparison_is_no_disagreement(
     """The target then holds an epoch that was pending as the comparison began."""
     kit.record(0, rows(0))
     kit.decide(0)
-    compare = LocalParticipant.verify_applied
+    read = LocalParticipant.marks
     compared: list[LastDone | None] = []
 
     def finish_meanwhile(
         participant: LocalParticipant, name: str, done: LastDone | None, pending: LastDone | None
-    ) -> None:
+    ) -> Marks:
         compared.append(done)
         if len(compared) == 1:
             assert kit.coordinator.commit_decided()
-            raise WentBack("the target holds another epoch than that")
-        compare(participant, name, done, pending)
+            return Marks("the target", {"": Mark(0)})
+        return read(participant, name, done, pending)
 
-    monkeypatch.setattr(LocalParticipant, "verify_applied", finish_meanwhile)
+    monkeypatch.setattr(LocalParticipant, "marks", finish_meanwhile)
     kit.coordinator._check.verify("out")
     assert ids(sink) == [0]
     assert compared[-1] is not None
@@ -128,7 +128,7 @@ def test_a_target_that_refuses_to_be_asked_before_a_commit_is_named_and_one_out_
         raise PrepareFailed("reading the marker: no", hint="grant it", may_pass=may_pass)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalParticipant, "verify_applied", refuse)
+        patched.setattr(LocalParticipant, "marks", refuse)
         with pytest.raises(kind, match=r"epoch 0 is decided, and .*sink 'out'.*reading the marker: no"):
             kit.coordinator.commit_decided()
     kit.start()
@@ -256,6 +256,22 @@ def test_a_ledger_that_has_lost_a_decided_epoch_is_not_taken_for_a_function_that
     lost.write_bytes(kept)
     kit.coordinator = kit.start()
     assert ids(sink) == [0, 1]
+
+
+def test_epochs_that_spark_passes_over_because_commits_and_ledger_are_older_than_offsets_are_named(
+    kit: CheckpointKit, sink: LocalSink
+) -> None:
+    """Of several epochs that are planned and not decided, Spark runs the newest one alone."""
+    run(kit, 0)
+    for number in (1, 2, 3):
+        plan_offsets(kit, number)
+    restarted = kit.start()
+    with pytest.raises(WentBack, match="Spark runs epoch 3, and epochs 1 to 2 before it are in offsets/, and neither"):
+        restarted.settle(3)
+    for number in (2, 3):
+        (kit.root / "offsets" / str(number)).unlink()
+    assert kit.start().settle(1) is Plan.WRITE
+    assert ids(sink) == [0]
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -410,7 +426,7 @@ def test_accept_takes_the_epoch_after_the_newest_done_one_only_where_it_is_decid
 
     kit.record(0, rows(0))
     code, text = said("0")
-    assert (code, "nothing has ever committed it" in text, "name none" in text) == (1, True, True)
+    assert (code, "no sink has committed it yet" in text, "name none" in text) == (1, True, True)
     kit.decide(0)
     assert said("7")[0] == 1
     assert "for this sink, name none or 0" in said("7")[1]
@@ -433,8 +449,12 @@ CASES: list[tuple[EpochsinkError, type[EpochsinkError], list[str]]] = [
         ["epoch 41 was", "accept CHECKPOINT 41"],
     ),
     (consistency.decided_without_us(41, 43, attempted=41), WentBack, ["epochs 41 to 43 were", "CHECKPOINT 43"]),
-    (consistency.ledger_is_lost("table", 40, ["gid-1", "gid-2"]), WentBack, ["'table'", "40", "gid-1 and 1 more"]),
-    (consistency.ledger_is_lost("table", None, ["gid-1"]), WentBack, ["'table'", "gid-1"]),
+    (
+        consistency.ledger_is_lost("table", 40, [Remnant("transaction", "gid-1"), Remnant("transaction", "gid-2")]),
+        WentBack,
+        ["'table'", "40", "gid-1 and 1 more"],
+    ),
+    (consistency.ledger_is_lost("table", None, [Remnant("transaction", "gid-1")]), WentBack, ["'table'", "gid-1"]),
     (consistency.sink_is_gone(41, "table"), ConfigurationError, ["41", "'table'", "epochsink resolve"]),
     (consistency.other_input(41), WentBack, ["41", "other offsets"]),
     (consistency.undecided_before(40, 41), WentBack, ["40", "41"]),

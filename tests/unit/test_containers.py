@@ -7,7 +7,7 @@ from typing import Any
 
 from docker.errors import APIError  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from epochsink.devkit.services.containers import ContainerKafka
+from epochsink_devkit.services.containers import ContainerKafka
 
 
 class Unfreezable:

@@ -8,7 +8,7 @@ import pytest
 from query_by_hand import Query
 
 from epochsink import Kafka
-from epochsink.errors import ConfigurationError, Fenced, PrepareFailed, WentBack
+from epochsink.errors import ConfigurationError, Fenced, PrepareFailed, UnsupportedQuery, WentBack
 from epochsink.protocol.coordinator import Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Entry, Skipped
@@ -18,6 +18,8 @@ from epochsink.testing.local_sink import LocalParticipant
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from epochsink.sink import Marks
 
 
 @pytest.fixture
@@ -51,6 +53,21 @@ def test_a_superseded_driver_records_nothing(query: Query) -> None:
     with pytest.raises(Fenced):
         older.record(epoch, {"out": [accepted]}, {})
     assert query.visible() == []
+
+
+def test_a_checkpoint_in_an_unknown_version_is_refused_before_the_ledger_is_taken(query: Query) -> None:
+    """A driver that cannot compare the input of epochs must not fence one that can."""
+    older = query.driver()
+    query.prepare(older, 0, 1)
+    offsets = query.folder / "offsets" / "0"
+    known = offsets.read_text()
+    offsets.write_text(known.replace("v1", "v3", 1))
+    with pytest.raises(UnsupportedQuery, match="offsets/0 of the checkpoint has version 3"):
+        query.driver()
+    offsets.write_text(known)
+    query.decide(0)
+    assert older.commit_decided()
+    assert query.visible() == [1]
 
 
 def test_a_disputed_record_is_withdrawn_when_spark_runs_the_epoch_again(query: Query) -> None:
@@ -164,10 +181,10 @@ def test_a_start_compares_before_it_fences_and_fences_before_it_sweeps(
 
         monkeypatch.setattr(LocalParticipant, step, noted)
 
-    for step in ("verify_applied", "fence", "abort_orphans"):
+    for step in ("marks", "fence", "remnants"):
         note(step)
     query.driver()
-    assert taken == ["verify_applied", "fence", "abort_orphans", "verify_applied"]
+    assert taken == ["marks", "fence", "remnants", "marks"]
 
 
 def test_a_driver_that_is_superseded_while_it_compares_takes_no_fence(
@@ -175,19 +192,19 @@ def test_a_driver_that_is_superseded_while_it_compares_takes_no_fence(
 ) -> None:
     """It would end its successor, which runs."""
     query.prepare(query.driver(), 0, 1)
-    verify = LocalParticipant.verify_applied
+    read = LocalParticipant.marks
     fenced: list[LocalParticipant] = []
 
     def fence(participant: LocalParticipant) -> None:
         fenced.append(participant)
 
-    def take_over(participant: LocalParticipant, *arguments: Any) -> None:
-        monkeypatch.setattr(LocalParticipant, "verify_applied", verify)
+    def take_over(participant: LocalParticipant, *arguments: Any) -> Marks:
+        monkeypatch.setattr(LocalParticipant, "marks", read)
         query.driver()
         monkeypatch.setattr(LocalParticipant, "fence", fence)
-        verify(participant, *arguments)
+        return read(participant, *arguments)
 
-    monkeypatch.setattr(LocalParticipant, "verify_applied", take_over)
+    monkeypatch.setattr(LocalParticipant, "marks", take_over)
     with pytest.raises(Fenced):
         query.driver()
     assert fenced == []
@@ -198,7 +215,7 @@ def test_an_epoch_that_an_operator_has_accepted_is_not_written(query: Query) -> 
     driver._run.ledger.append(Skipped(5))
     for number in (4, 5):
         query.plan(number)
-        with pytest.raises(WentBack, match=f"Spark runs epoch {number}, the ledger has later ones"):
+        with pytest.raises(WentBack, match=f"Spark runs epoch {number}, and the ledger has only later ones"):
             driver.settle(number)
 
 
@@ -283,9 +300,8 @@ def test_an_attempt_whose_tasks_read_the_target_begins_when_no_epoch_is_pending(
     reads: bool,  # noqa: FBT001 - pytest's way
 ) -> None:
     """Else a task that deletes a key would not see the row that the epoch before is about to show."""
-    participant = query.sink.participant({"out": query.sink})
-    participant.writers_read = reads
-    driver = query.driver(participant=participant)
+    monkeypatch.setattr(type(query.sink), "writers_read", reads)
+    driver = query.driver()
     query.prepare(driver, 0, 1)
     query.decide(0)
     query.plan(1)

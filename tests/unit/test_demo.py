@@ -17,20 +17,20 @@ import psutil
 import pytest
 from rich.console import Console
 
-from epochsink.devkit.demo.destination import Tally, divergent
-from epochsink.devkit.demo.display import Display, Result, picture_of
-from epochsink.devkit.demo.index import ElasticsearchIndex
-from epochsink.devkit.demo.kill_plan import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
-from epochsink.devkit.demo.pipeline_process import DemoFailed, PipelineProcess, SuccessiveRuns
-from epochsink.devkit.demo.reader import Background, decided_offsets
-from epochsink.devkit.demo.scenario import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
-from epochsink.devkit.demo.servers import Addresses, RunningServers
-from epochsink.devkit.demo.session import on_cluster
-from epochsink.devkit.demo.settings import PipelineSettings
-from epochsink.devkit.demo.table import PostgresTable
-from epochsink.devkit.demo.topic import KafkaTopic
-from epochsink.devkit.page import Course, Sample
 from epochsink.failpoints import POINTS
+from epochsink_devkit.demo.destination import Tally, divergent
+from epochsink_devkit.demo.display import Display, Result, picture_of
+from epochsink_devkit.demo.index import ElasticsearchIndex
+from epochsink_devkit.demo.kill_plan import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
+from epochsink_devkit.demo.pipeline_process import DemoFailed, PipelineProcess, SuccessiveRuns
+from epochsink_devkit.demo.reader import Background, decided_offsets
+from epochsink_devkit.demo.scenario import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
+from epochsink_devkit.demo.servers import RunningServers, ServerAddresses
+from epochsink_devkit.demo.session import on_cluster
+from epochsink_devkit.demo.settings import PipelineSettings
+from epochsink_devkit.demo.table import PostgresTable
+from epochsink_devkit.demo.topic import KafkaTopic
+from epochsink_devkit.page import Course, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,12 +140,15 @@ def test_there_are_orders_for_every_kill_to_strike_in() -> None:
 # ---- what is decided
 
 
-def test_offsets_count_once_their_commit_stands(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "source"), [("v1", ""), ("v2", "0:"), ("v2", "orders:")])
+def test_offsets_count_once_their_commit_stands(tmp_path: Path, version: str, source: str) -> None:
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()
     assert decided_offsets(tmp_path) == {}
     for number, ends in enumerate(('{"0":10,"1":12}', '{"0":20,"1":25}')):
-        (tmp_path / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{ends}}}')
+        (tmp_path / "offsets" / str(number)).write_text(
+            f'{version}\n{{"batchWatermarkMs":0}}\n{source}{{"orders":{ends}}}'
+        )
     (tmp_path / "commits" / "0").write_text("v1\n{}")
     assert decided_offsets(tmp_path) == {0: 10, 1: 12}
     (tmp_path / "commits" / "1").write_text("v1\n{}")
@@ -276,7 +279,7 @@ def test_a_pipeline_does_not_outlive_the_demo(tmp_path: Path) -> None:
     """The end of standard input is the death of the demo: the pipeline kills its whole process group."""
     text = (
         "import os, subprocess, sys, threading, time\n"
-        "from epochsink.devkit.demo.pipeline import _listen\n"
+        "from epochsink_devkit.demo.pipeline import _listen\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}')\n"
         "_listen({'start': threading.Event(), 'stop': threading.Event()})\n"
@@ -313,19 +316,19 @@ def test_what_ends_a_background_thread_is_raised() -> None:
 
 
 def test_a_running_server_is_named_to_java_as_it_is_to_python_and_shown_without_its_password() -> None:
-    where = Addresses("kafka:19092", "postgresql://app:p%40ss@db:6543/shop?sslmode=disable", "http://search:9200")
+    where = ServerAddresses("kafka:19092", "postgresql://app:p%40ss@db:6543/shop?sslmode=disable", "http://search:9200")
     assert where.jdbc_url == "jdbc:postgresql://db:6543/shop?user=app&password=p%40ss"
     assert "ss" not in str(where).replace("postgres", "")
 
 
 def test_two_demos_on_the_same_servers_do_not_meet() -> None:
-    where = Addresses("kafka:19092", "postgresql://app@db/shop", "http://search:9200")
+    where = ServerAddresses("kafka:19092", "postgresql://app@db/shop", "http://search:9200")
     tables = {RunningServers(where).destinations()["table"] for _ in range(2)}
     assert len(tables) == 2
 
 
 def test_a_quick_demo_writes_to_one_table_and_kills_where_one_sink_passes() -> None:
-    where = Addresses("kafka:19092", "postgresql://app@db/shop", "")
+    where = ServerAddresses("kafka:19092", "postgresql://app@db/shop", "")
     servers = RunningServers(where, quick=True)
     for destinations in (servers.destinations(), servers.plain_destinations(), servers.upserted_destinations()):
         assert [one.label for one in destinations.values()] == ["PostgreSQL"]

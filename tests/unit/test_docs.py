@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -15,6 +16,7 @@ import typer
 
 import epochsink
 from epochsink.cli.app import app
+from proof.run import ROUNDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -52,6 +54,13 @@ def test_each_block_of_python_runs(page: Path, monkeypatch: pytest.MonkeyPatch) 
         exec(compile(block, page.name, "exec"), names)  # noqa: S102 - our own pages
 
 
+def test_the_page_of_a_sink_of_ones_own_shows_the_example_as_it_is() -> None:
+    code = "".join(file.read_text() for file in RUN_ELSEWHERE)
+    shown = [block for _, block in blocks(ROOT / "docs" / "how-to" / "write-a-sink.md")]
+    assert shown
+    assert [block for block in shown if block.strip() not in code] == []
+
+
 def test_a_file_that_a_page_shows_is_named_as_the_site_reads_it() -> None:
     """Anything else stands on the site as it is, without an error; a formatter of Python changes such lines."""
     shown = [line for page in PAGES for line in page.read_text().splitlines() if line.lstrip().startswith("--8")]
@@ -71,6 +80,17 @@ def test_each_other_block_is_of_a_kind_that_a_test_reads(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_line_to_be_typed_is_a_block_of_its_own(page: Path) -> None:
+    """Below an item of a list it needs eight spaces: with less, the site makes a paragraph of it."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    in_list = False
+    for line in text.splitlines():
+        in_list = bool(re.match(r"(-|\d+\.) ", line)) or (in_list and (not line or line.startswith("  ")))
+        if line.lstrip().startswith(("epochsink ", "make ", "pip ")) and line.startswith("   "):
+            assert line.startswith(" " * 8) is in_list, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_each_extra_exists(page: Path) -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for named in re.findall(r"epochsink\[([a-z,]+)\]", page.read_text()):
@@ -86,7 +106,16 @@ def test_the_links_of_pages_outside_of_the_site_lead_somewhere(page: str) -> Non
 
 
 def targets() -> set[str]:
-    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_what_make_can_be_told_to_run_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    benchmarks, proofs = re.findall(r"^(?:PROOFS|BENCHMARKS) := (.*)$", makefile, re.MULTILINE)
+    assert proofs.split() == list(ROUNDS)
+    scripts = dict(re.findall(r"^BENCH_([a-z-]+) :?= (\w+\.py)", makefile, re.MULTILINE))
+    assert benchmarks.split() == list(scripts)
+    assert all((ROOT / "tests" / "instruments" / "benchmarks" / script).is_file() for script in scripts.values())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -116,7 +145,37 @@ def test_an_option_that_does_not_exist_is_noticed() -> None:
         assert_parses(typer.main.get_command(app), ["status", "/lake/checkpoint", "--epoch", "3"])
 
 
-@pytest.mark.parametrize("module", ["epochsink", "epochsink.sink", "epochsink.testing"])
+OPERATE = ROOT / "docs" / "how-to" / "operate.md"
+
+
+def test_each_error_has_a_section_for_operators() -> None:
+    classes = [each for each in vars(epochsink.errors).values() if isinstance(each, type)]
+    errors = {each.__name__ for each in classes if issubclass(each, epochsink.EpochsinkError)} - {"EpochsinkError"}
+    text = OPERATE.read_text()
+    assert errors == set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
+    assert [name for name in errors if f"(#{name.lower()})" not in text] == []
+
+
+def messages_of(kind: str) -> list[str]:
+    """Return the message of each error of a kind in the library, with … for what is filled in."""
+    trees = [ast.parse(file.read_text()) for file in Path(epochsink.__file__).parent.rglob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    made = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == kind]
+    parts = [each.values if isinstance(each, ast.JoinedStr) else [each] for each in made]
+    return ["".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in each) for each in parts]
+
+
+def test_the_table_of_what_went_back_has_the_first_words_of_each_message() -> None:
+    section = OPERATE.read_text().partition("### `WentBack`")[2].partition("\n#### ")[0]
+    cells = re.findall(r'^\| ("[^|]+") \|', section, re.MULTILINE)
+    words = [re.escape(each).replace("…", ".*") for cell in cells for each in re.findall(r'"(.+?)"', cell)]
+    messages = messages_of("WentBack")
+    assert len(messages) > 30
+    assert [message for message in messages if not any(re.match(each, message) for each in words)] == []
+    assert [each for each in words if not any(re.match(each, message) for message in messages)] == []
+
+
+@pytest.mark.parametrize("module", ["epochsink", "epochsink.sink", "epochsink.testing", "epochsink_devkit.history"])
 def test_the_reference_has_every_public_name(module: str) -> None:
     pages = "".join((ROOT / "docs" / "reference" / page).read_text() for page in ("configuration.md", "api.md"))
     named = set(re.findall(rf"^::: {module}\.(\w+)$", pages, re.MULTILINE))

@@ -28,13 +28,17 @@ SINKS = """
 import psycopg
 from folder_sink import FolderParticipant, FolderSink
 from epochsink import ExactlyOnce
-from epochsink.sink import Finding
+from epochsink.sink import Finding, Operator
 
 class Examined(FolderSink):
     def participant(self, members):
         return Examining(members)
 
 class Examining(FolderParticipant):
+    def operator(self):
+        return Examiner()
+
+class Examiner(Operator):
     def examine(self, sink):
         yield Finding("server", "a folder")
         yield from FOUND

@@ -13,8 +13,9 @@ from elasticsearch_rig import rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import bulk_body
-from epochsink.elasticsearch.bulk_request import Poster, Stopped
+from epochsink.elasticsearch.bulk_request import Poster, PosterStopped
 from epochsink.elasticsearch.errors import GaveUp, UnfitIndex
+from epochsink.elasticsearch.server import ElasticsearchServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ def post(
     """Post against a server that answers the n-th request as told."""
     proxy = Proxy(None, lambda seen: behave(seen, len(proxy.seen)))
     with proxy, elasticsearch.Elasticsearch(proxy.url, request_timeout=request_timeout) as client:
-        return proxy, Poster(client, "orders", timeout).post(request)
+        return proxy, Poster(ElasticsearchServer(client), "orders", timeout).post(request)
 
 
 def test_only_the_overloaded_operations_are_sent_again() -> None:
@@ -104,7 +105,7 @@ def test_a_server_that_is_not_there_is_given_up_after_the_timeout() -> None:
         url = proxy.url
     begin = time.monotonic()
     with elasticsearch.Elasticsearch(url) as client, pytest.raises(GaveUp, match=r"within 0\.5 s"):
-        Poster(client, "orders", 0.5).post(request_of("a"))
+        Poster(ElasticsearchServer(client), "orders", 0.5).post(request_of("a"))
     # a busy machine takes some seconds
     assert time.monotonic() - begin < 30
 
@@ -138,10 +139,10 @@ def test_giving_up_says_the_last_reason() -> None:
 def test_stopping_ends_the_wait() -> None:
     proxy = Proxy(None, lambda _: Answer(429))
     with proxy, elasticsearch.Elasticsearch(proxy.url) as client:
-        poster = Poster(client, "orders", 60)
+        poster = Poster(ElasticsearchServer(client), "orders", 60)
         timer = threading.Timer(0.2, poster.stop)
         timer.start()
-        with pytest.raises(Stopped):
+        with pytest.raises(PosterStopped):
             poster.post(request_of("a"))
         timer.join()
 
@@ -161,7 +162,7 @@ def test_a_document_that_is_too_large_alone_is_refused_for_good() -> None:
 
     _, refused = post(behave, request_of("a", "b", "c"))
     assert [(each.id, each.status) for each in refused] == [("b", 413)]
-    assert "http.max_content_length" in refused[0].reason
+    assert "a proxy in front of it" in refused[0].reason
 
 
 def test_refused_documents_come_back_with_id_source_and_reason() -> None:
@@ -202,3 +203,48 @@ def test_refused_credentials_are_not_tried_again(status: int, hint: str) -> None
         post(behave, request_of("a"))
     assert hint in caught.value.hint
     assert len(seen) == 1
+
+
+def judged(by: dict[str, dict[str, Any]], another: dict[str, Any]) -> Callable[[Seen, int], Answer]:
+    """Answer each operation as ``by`` says by its ``_id``, others are done; an empty document in its place: another."""
+
+    def behave(seen: Seen, _: int) -> Answer:
+        if b"if_seq_no" in seen.body:
+            assert seen.body.endswith(b"\n{}\n")
+            return items([another])
+        return items([by.get(each, DONE) for each in seen.ids])
+
+    return behave
+
+
+CONFLICT = {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": "no"}}
+STRANGE = {"status": 500, "error": {"type": "null_pointer_exception", "reason": "in processor [x] of [secret]"}}
+FORBIDDEN = {"status": 403, "error": {"type": "security_exception", "reason": "no"}}
+
+
+@pytest.mark.parametrize("answer", [STRANGE, FORBIDDEN], ids=["500", "403"])
+def test_an_error_that_another_document_in_its_place_does_not_get_is_a_refusal_whatever_its_status(
+    answer: dict[str, Any],
+) -> None:
+    proxy, refused = post(judged({"b": answer, "d": answer}, CONFLICT), request_of(*"abcd"), timeout=0.5)
+    assert [(each.id, each.status) for each in refused] == [("b", answer["status"]), ("d", answer["status"])]
+    assert sum(b"if_seq_no" in seen.body for seen in proxy.seen) == 1
+
+
+@pytest.mark.parametrize("another", [STRANGE, FORBIDDEN, OVERLOADED], ids=["500", "403", "429"])
+def test_an_error_that_every_document_gets_blames_no_row_and_quotes_none(another: dict[str, Any]) -> None:
+    with pytest.raises(GaveUp, match="HTTP 500 null_pointer_exception for 1 operation") as gave_up:
+        post(judged({"b": STRANGE}, another), request_of("a", "b"), timeout=0.3)
+    assert "secret" not in str(gave_up.value)
+    with pytest.raises(UnfitIndex, match="accepts no writes"):
+        post(judged({"b": FORBIDDEN}, another), request_of("a", "b"), timeout=0.3)
+
+
+def test_an_answer_with_fewer_operations_than_were_sent_is_no_success() -> None:
+    def behave(seen: Seen, _: int) -> Answer:
+        return items([DONE] * (len(seen.ids) - 1))
+
+    with Proxy(None, lambda seen: behave(seen, 0)) as proxy, elasticsearch.Elasticsearch(proxy.url) as client:
+        with pytest.raises(UnfitIndex, match="2 operations were sent, and the answer has 1"):
+            Poster(ElasticsearchServer(client), "orders", 5, counted=True).post(request_of("a", "b"))
+        assert Poster(ElasticsearchServer(client), "orders", 5).post(request_of("a", "b")) == []

@@ -14,13 +14,14 @@ import pytest
 from elasticsearch_rig import DONE, ListedRows, Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
-from epochsink.elasticsearch import Elasticsearch, applied_epochs
+from epochsink.elasticsearch import Elasticsearch, applied_epochs, bulk_request, deduplicate
 from epochsink.elasticsearch.applied_epochs import EPOCHS, Lookout, Overtaken
 from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.errors import NotServed
+from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import EpochsinkError, OutcomeUnknown, PrepareFailed, RowsRejected, SpoolMissing, WentBack
-from epochsink.identity import claim_document, identity_key, marker_document
-from epochsink.sink import Epoch, Identity, LastDone, Outcome
+from epochsink.identity import claim_document, marker_document
+from epochsink.sink import Epoch, Identity, LastDone, Outcome, identity_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,11 +56,16 @@ class Node:
     bulks: list[list[str]] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     after_bulk: Callable[[Node], None] | None = None
+    data_nodes: int | None = None
+    """How many nodes the cluster has; None if it does not say."""
 
     def __call__(self, seen: Seen) -> Answer:
         url = urlsplit(seen.path)
         names, _, rest = unquote(url.path).strip("/").partition("/")
         asked = {name: value for name, (value,) in parse_qs(url.query).items()}
+        if rest == "health":
+            nodes = {"number_of_data_nodes": self.data_nodes}
+            return said(nodes) if self.data_nodes else said({"error": {"type": "x", "reason": "no"}}, 403)
         if rest == "_bulk":
             return self._bulk(names, seen)
         if rest == "_mget":
@@ -240,6 +246,43 @@ def test_every_row_without_a_key_has_an_id_of_its_own(
     assert len(node.sources()) == 12
 
 
+def test_where_spark_brings_keys_together_the_last_rows_are_found_task_by_task(
+    node: Node, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the driver has read the ids of all tasks")
+
+    monkeypatch.setattr(deduplicate, "count", read)
+    sink = Elasticsearch(url, index=ORDERS, key="id", order_by="n", partition_by_key=True, timeout=5)
+    with contextlib.closing(Rig(sink, IDENTITY)) as rig:
+        tasks = [[ranked("a", 5), ranked("a", 7), ranked("b", 1)], [ranked("c", 2), ranked("c", 1)]]
+        rig.apply(0, *tasks)
+    assert node.sources() == {"a": {"n": 7}, "b": {"n": 1}, "c": {"n": 2}}
+
+
+def ranked(name: str, rank: int) -> Any:
+    return rendered([(name, {"n": rank})], [rank])
+
+
+@pytest.mark.parametrize(("data_nodes", "at_once"), [(1, 2), (3, 6), (None, 2), (200, 16)])
+def test_the_number_of_requests_at_once_follows_the_data_nodes(
+    rig: Rig, node: Node, monkeypatch: pytest.MonkeyPatch, data_nodes: int | None, at_once: int
+) -> None:
+    node.data_nodes = data_nodes
+    monkeypatch.setattr(Elasticsearch, "bulk_bytes", 10)
+    posted: list[int] = []
+
+    def post_all(*given: Any) -> None:
+        posted.append(given[2])
+        bulk_request.post_all(*given)
+
+    monkeypatch.setattr("epochsink.elasticsearch.apply.post_all", post_all)
+    for number in range(2):
+        rig.apply(number, [documents("a", "b", "c")])
+    assert posted == [at_once, at_once]
+    assert set(node.sources()) == {"a", "b", "c"}
+
+
 # ---- versions
 
 
@@ -382,7 +425,7 @@ def test_an_epoch_that_is_applied_already_stops_the_vote(rig: Rig, node: Node) -
 
 def test_a_run_that_was_overtaken_stops(node: Node, url: str) -> None:
     with vendor.Elasticsearch(url) as client:
-        lookout = Lookout(client, IDENTITY, Epoch(5, "a" * 32))
+        lookout = Lookout(ElasticsearchServer(client), IDENTITY, Epoch(5, "a" * 32))
         lookout.now()
         node.mark(epoch=4, attempt="f" * 32)
         lookout.now()
@@ -398,7 +441,7 @@ def test_a_run_looks_again_after_a_pause_by_whichever_clock(
 ) -> None:
     """The monotonic clock stands still while the machine is suspended."""
     with vendor.Elasticsearch(url) as client:
-        lookout = Lookout(client, IDENTITY, Epoch(5, "a" * 32))
+        lookout = Lookout(ElasticsearchServer(client), IDENTITY, Epoch(5, "a" * 32))
         node.mark(epoch=5, attempt="f" * 32)
         lookout.now_and_then()
         real = getattr(time, clock)
@@ -413,7 +456,7 @@ def test_a_look_that_failed_is_none(node: Node, monkeypatch: pytest.MonkeyPatch)
         Proxy(None, lambda seen: answers.pop() if answers else node(seen)) as server,
         vendor.Elasticsearch(server.url) as client,
     ):
-        lookout = Lookout(client, IDENTITY, Epoch(5, "a" * 32))
+        lookout = Lookout(ElasticsearchServer(client), IDENTITY, Epoch(5, "a" * 32))
         node.mark(epoch=5, attempt="f" * 32)
         real = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * applied_epochs.LOOK_EVERY)
@@ -485,4 +528,4 @@ def test_a_refresh_that_leaves_out_a_shard_is_not_one(successful: int, failed: i
         vendor.Elasticsearch(server.url) as client,
         pytest.raises(NotServed),
     ):
-        refresh(client, ORDERS, primaries=2)
+        refresh(ElasticsearchServer(client), ORDERS, primaries=2)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from epochsink.elasticsearch.mapping import conflicts, from_schema
+from epochsink.elasticsearch.mapping import conflicts, from_schema, is_ours, unmapped
 
 STRING, LONG, DOUBLE, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 FLATTENED = {"type": "flattened", "ignore_above": 4096}
@@ -49,7 +49,7 @@ TIMESTAMP, DATE = pa.timestamp("us", tz="UTC"), pa.date32()
 )
 def test_each_type_is_mapped_and_fits_its_own_mapping(kind: pa.DataType, mapped: dict[str, Any]) -> None:
     schema = pa.schema([("f", kind)])
-    assert from_schema(schema) == {"properties": {"f": mapped}}
+    assert from_schema(schema)["properties"] == {"f": mapped}
     assert conflicts(schema, from_schema(schema)) == []
 
 
@@ -136,3 +136,26 @@ def test_objects_inherit_strictness() -> None:
     assert "'customer.new'" in finding
     loose = {"dynamic": "strict", "properties": {"customer": {"dynamic": "true", "properties": {}}}}
     assert conflicts(schema, loose) == []
+
+
+def test_columns_and_fields_of_structs_that_a_mapping_lacks_are_mapped_as_in_a_new_index() -> None:
+    before = pa.schema([("a", LONG), ("s", pa.struct([("x", LONG)])), ("l", pa.list_(pa.struct([("x", LONG)])))])
+    wider = pa.struct([("x", LONG), ("y", pa.decimal128(30, 2))])
+    after = pa.schema([("a", LONG), ("s", wider), ("l", pa.list_(wider)), ("m", pa.map_(STRING, LONG)), ("v", VARIANT)])
+    made = from_schema(before)
+    assert is_ours(made)
+    assert unmapped(before, made) == {}
+    keyword = {"type": "keyword", "ignore_above": 8191}
+    inner = {"type": "object", "properties": {"y": keyword}}
+    variant = {"type": "object", "enabled": False}
+    assert unmapped(after, made) == {"s": inner, "l": inner, "m": FLATTENED, "v": variant}
+    assert unmapped(after, from_schema(after)) == {}
+    assert not is_ours({"properties": {"a": {"type": "long"}}})
+
+
+def test_nothing_is_added_to_fields_that_hold_any_json() -> None:
+    schema = pa.schema([("s", pa.struct([("x", LONG)]))])
+    for mapped in ({"type": "object", "enabled": False}, {"type": "flattened"}, {"type": "keyword"}):
+        assert unmapped(schema, {"properties": {"s": mapped}}) == {}
+    nested = {"s": {"type": "nested", "properties": {"x": {"type": "long"}}}}
+    assert unmapped(schema, {"properties": {"s": {"type": "nested"}}}) == nested

@@ -15,6 +15,7 @@ from epochsink.elasticsearch import bulk_body
 from epochsink.elasticsearch.bulk_request import Poster, post_all
 from epochsink.elasticsearch.errors import GaveUp
 from epochsink.elasticsearch.pace import Pace
+from epochsink.elasticsearch.server import ElasticsearchServer
 
 FINE = Answer(200, b'{"errors":false}')
 FULL = Answer(429, b'{"error":{"type":"es_rejected_execution_exception","reason":"full"},"status":429}')
@@ -110,7 +111,7 @@ def test_a_server_that_takes_one_request_at_once_gets_one_at_once_and_every_oper
 
     pace = Pace(2 * ONE, 2)
     with Proxy(None, behave) as proxy, elasticsearch.Elasticsearch(proxy.url, request_timeout=5) as client:
-        poster = Poster(client, "orders", 10, pace=pace)
+        poster = Poster(ElasticsearchServer(client), "orders", 10, pace=pace)
         post_all(poster, (request_of(2 * at, 2) for at in range(40)), 2, lambda refused: most.append(len(refused)))
     assert max(most) == 0
     assert sorted(each for ids in taken for each in ids) == [f"{number:04}" for number in range(80)]
@@ -130,7 +131,7 @@ def test_a_request_that_is_too_large_for_a_busy_server_is_sent_in_smaller_ones_t
 
     pace = Pace(64 * ONE, 2)
     with Proxy(None, behave) as proxy, elasticsearch.Elasticsearch(proxy.url, request_timeout=5) as client:
-        poster = Poster(client, "orders", 10, pace=pace)
+        poster = Poster(ElasticsearchServer(client), "orders", 10, pace=pace)
         assert poster.post(request_of(0, 64)) == []
         assert [len(seen.ids) for seen in proxy.seen] == [64, 32, 16, 8, 12, 16, 20, 8]
         assert sorted(each for seen in proxy.seen[3:] for each in seen.ids) == [f"{at:04}" for at in range(64)]
@@ -155,7 +156,7 @@ def test_operations_refused_with_429_make_requests_smaller_too() -> None:
     sent: list[str] = []
     pace = Pace(8 * ONE, 2)
     with Proxy(None, behave) as proxy, elasticsearch.Elasticsearch(proxy.url, request_timeout=5) as client:
-        assert Poster(client, "orders", 10, pace=pace).post(request_of(0, 8)) == []
+        assert Poster(ElasticsearchServer(client), "orders", 10, pace=pace).post(request_of(0, 8)) == []
         assert [seen.ids for seen in proxy.seen[2:]] == [["0004", "0005", "0006", "0007"]]
     assert pace.share == 0.5 + 1 / 16
 
@@ -163,7 +164,7 @@ def test_operations_refused_with_429_make_requests_smaller_too() -> None:
 def test_an_overload_that_does_not_end_is_given_up_after_the_timeout() -> None:
     pace = Pace(64 * ONE, 2)
     with Proxy(None, lambda _: FULL) as proxy, elasticsearch.Elasticsearch(proxy.url, request_timeout=5) as client:
-        poster = Poster(client, "orders", 0.4, pace=pace)
+        poster = Poster(ElasticsearchServer(client), "orders", 0.4, pace=pace)
         with pytest.raises(GaveUp, match=r"nothing succeeded within 0\.4 s"):
             post_all(poster, [request_of(0, 64), request_of(64, 64)], 2, lambda _: None)
         assert 2 <= len(proxy.seen) < 40

@@ -11,6 +11,7 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import applied_epochs, preflight
 from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.server import ElasticsearchServer
 
 CONFLICT = {"type": "version_conflict_engine_exception", "reason": "no"}
 PASSES = {"errors": True, "items": [{"index": {"status": 409, "error": CONFLICT}}]}
@@ -30,7 +31,7 @@ def test_a_user_who_may_not_create_uses_an_index_that_is_there() -> None:
         return Answer(200) if seen.method == "HEAD" else error(403, "security_exception")
 
     with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
-        applied_epochs.ensure(client)
+        applied_epochs.ensure(ElasticsearchServer(client))
         assert {seen.method for seen in server.seen} == {"HEAD"}
 
 
@@ -41,7 +42,7 @@ def test_a_server_that_takes_no_settings_gets_none() -> None:
         return error(400, "illegal_argument_exception") if b"number_of_shards" in seen.body else said(200, {})
 
     with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
-        applied_epochs.ensure(client)
+        applied_epochs.ensure(ElasticsearchServer(client))
         assert b"number_of_shards" not in server.seen[-1].body
         assert b"properties" in server.seen[-1].body
 
@@ -52,7 +53,7 @@ def test_limits_that_cannot_be_asked_are_left_to_the_server(status: int) -> None
         Proxy(None, lambda _: error(status, "api_not_available_exception")) as server,
         elasticsearch.Elasticsearch(server.url) as client,
     ):
-        preflight.refuse_too_large(client, 2**30)
+        preflight.refuse_too_large(ElasticsearchServer(client), 2**30)
 
 
 @pytest.mark.parametrize(
@@ -82,4 +83,5 @@ def test_only_a_missing_pipeline_and_what_the_index_alone_refuses_is_the_fault_o
         return said(200, no if alone or "pipeline=_none" not in seen.path else PASSES)
 
     with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
-        assert len(preflight.refused_by_index(client, "orders", Poster(client, "orders", 1))) == refused
+        asked = ElasticsearchServer(client)
+        assert len(preflight.refused_by_index(asked, "orders", Poster(asked, "orders", 1))) == refused

@@ -29,7 +29,7 @@ def test_columns_are_what_the_options_need() -> None:
 
 
 def test_a_selected_column_is_taken_from_the_row_with_its_name_quoted() -> None:
-    assert "row.`odd ``name```" in columns(TEXTS, key="odd `name`")[0]
+    assert "row['odd `name`']" in columns(TEXTS, key="odd `name`")[0]
 
 
 def test_anything_else_is_an_expression_over_the_stream() -> None:

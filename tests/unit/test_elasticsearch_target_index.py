@@ -12,19 +12,20 @@ from http_proxy import Answer, Proxy
 from epochsink.elasticsearch import target_index
 from epochsink.elasticsearch.config import ElasticsearchConfig
 from epochsink.elasticsearch.errors import UnfitIndex
+from epochsink.elasticsearch.server import ElasticsearchServer
 
 if TYPE_CHECKING:
-    from epochsink.elasticsearch.data_stream import Stream
+    from epochsink.elasticsearch.target import ElasticsearchTarget
 
 BY_ALIAS: dict[str, Any] = {"orders": {}}
 
 
-def find(name: str, described: dict[str, Any], **arguments: Any) -> target_index.Target | Stream | None:
+def find(name: str, described: dict[str, Any], **arguments: Any) -> ElasticsearchTarget | None:
     with (
         Proxy(None, lambda _: Answer(200, json.dumps(described).encode())) as server,
         elasticsearch.Elasticsearch(server.url) as client,
     ):
-        return target_index.find(client, ElasticsearchConfig(server.url, index=name, **arguments))
+        return target_index.find(ElasticsearchServer(client), ElasticsearchConfig(server.url, index=name, **arguments))
 
 
 def described_as(*, settings: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def described_as(*, settings: dict[str, Any] | None = None, **more: Any) -> dict
 def test_an_index_is_found_with_its_uuid() -> None:
     found = find("orders", {"orders": described_as()})
     assert found is not None
-    assert (found.index, found.uuid) == ("orders", "u1")
+    assert (found.index, found.incarnation) == ("orders", ("u1", ""))
 
 
 def test_an_alias_is_found_with_its_index() -> None:

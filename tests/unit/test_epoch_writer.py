@@ -20,7 +20,7 @@ PLAN: Any = "the plan of the write job"
 
 @pytest.fixture
 def writer() -> Iterator[EpochWriter]:
-    made = EpochWriter({}, [], lambda sink: Identity("query", sink), NO_SPOOL, show_values=False)
+    made = EpochWriter({}, lambda *_: {}, lambda sink: Identity("query", sink), NO_SPOOL, show_values=False)
     yield made
     made.close()
 

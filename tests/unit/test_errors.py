@@ -6,14 +6,20 @@ import inspect
 import pickle
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import epochsink.elasticsearch.errors
 import epochsink.kafka.errors
 import epochsink.postgres.errors
-from epochsink import errors
-from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, RowsRejected, without_values
+from epochsink import Elasticsearch, Postgres, errors
+from epochsink.errors import Addresses, CheckFailed, ConfigurationError, EpochsinkError, RowsRejected, without_values
+from epochsink.spark.argument_checks import refuse_unfit
+
+if TYPE_CHECKING:
+    from epochsink.sink import Sink
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EpochsinkError)]
 AWKWARD = 'value "x"; drop table y;-- \n  breaks\tthe rule: ü \u2028 [1] \\n {"a": 1}'
@@ -100,8 +106,36 @@ def test_a_failed_check_lists_every_finding() -> None:
 
 
 def test_the_commands_of_a_hint_can_be_typed_as_they_stand() -> None:
-    error = EpochsinkError("gone", hint="say so: epochsink accept CHECKPOINT 4 --sink table; see CHECKPOINT")
-    error.address("")
-    error.address("/lake/my orders")
-    error.address("/elsewhere")
-    assert error.hint == "say so: epochsink accept '/lake/my orders' 4 --sink table; see CHECKPOINT"
+    error = EpochsinkError(
+        "gone",
+        hint="say so: epochsink accept CHECKPOINT 4 --sink table; see CHECKPOINT, and epochsink letters list "
+        "CHECKPOINT",
+        command="epochsink repair CHECKPOINT --sinks MODULE:ATTRIBUTE",
+    )
+    error.address(Addresses())
+    error.address(Addresses("/lake/my orders", "my_pipeline:sink", "/my spool"))
+    error.address(Addresses("/elsewhere", "other:sink"))
+    assert error.hint == (
+        "say so: epochsink accept '/lake/my orders' --spool '/my spool' 4 --sink table; see CHECKPOINT, and epochsink "
+        "letters list '/lake/my orders'"
+    )
+    repair = "epochsink repair '/lake/my orders' --spool '/my spool' --sinks my_pipeline:sink"
+    assert (error.command, error.note_to_type) == (repair, f"Type: {repair}")
+    assert pickle.loads(pickle.dumps(error)).command == repair  # noqa: S301 - its own bytes
+    assert EpochsinkError("gone").note_to_type == "Type: epochsink status CHECKPOINT"
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        Postgres("postgresql://nobody@127.0.0.1:1/nowhere", table="t", timeout=1),
+        Elasticsearch("http://127.0.0.1:1", index="i"),
+    ],
+    ids=["PostgreSQL", "Elasticsearch"],
+)
+def test_a_check_of_a_server_that_is_not_there_speaks_of_no_epoch(sink: Sink) -> None:
+    """None has begun: the hint of a failed connection said that Spark runs the epoch again."""
+    with pytest.raises(CheckFailed) as refused:
+        refuse_unfit({"out": sink}, {"out": pa.schema([("id", pa.int64())])})
+    assert "reach" in str(refused.value)
+    assert "epoch" not in str(refused.value).replace("epochsink", "")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Final
+
+from proof.matrix import HEAD, written
 
 ROOT = Path(__file__).parents[2]
 MATRIX = ROOT / "docs" / "reference" / "fault-matrix.md"
@@ -17,7 +20,7 @@ def rows() -> list[tuple[str, str, str, str]]:
     found = []
     for line in MATRIX.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        if line.startswith("| ") and cells[0] != "fault":
+        if line.startswith("| ") and cells[0] != "fault" and len(cells) < len(HEAD):
             assert len(cells) == 3, f"not a row of three cells: {line}"
             test, _, sessions = cells[2].partition(", ")
             found.append((cells[0], cells[1], test.strip("`"), sessions))
@@ -48,6 +51,20 @@ def test_each_fault_has_a_test() -> None:
         if not (fault and outcome) or function not in functions(path, classes):
             lacking.append((fault, test))
     assert lacking == []
+
+
+def test_each_rule_that_no_change_may_break_has_a_test() -> None:
+    named = re.findall(r"^\| [^|]+ \| `(.+?\.py)::(.+)` \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert len(named) > 10
+    for path, name in named:
+        *classes, function = name.split("::")
+        assert function in functions(path, classes), name
+
+
+def test_the_summary_is_that_of_the_rows() -> None:
+    """Write it again by `PYTHONPATH=tests:tests/instruments python -m proof.matrix`."""
+    assert MATRIX.read_text() == written(MATRIX.read_text())
+    assert f"| all together | {len(rows())} |" in MATRIX.read_text()
 
 
 def test_no_fault_is_listed_twice() -> None:

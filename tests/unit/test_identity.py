@@ -12,7 +12,6 @@ from epochsink.identity import (
     PreparedName,
     TransactionalId,
     document_id_prefix,
-    identity_key,
     identity_label,
     marker_document,
     marker_group,
@@ -21,7 +20,7 @@ from epochsink.identity import (
     staging_owner,
     staging_table,
 )
-from epochsink.sink import Identity
+from epochsink.sink import Identity, identity_key
 
 KEYS = st.text("0123456789abcdef", min_size=20, max_size=20)
 UUIDS = st.text("0123456789abcdef", min_size=32, max_size=32)

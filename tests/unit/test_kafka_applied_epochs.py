@@ -61,7 +61,7 @@ def answered(*offsets: int, error_code: int = 0, code: int = 0) -> SimpleNamespa
     partitions = [SimpleNamespace(committed_offset=offset, metadata="a", error_code=0) for offset in offsets]
     if code:
         partitions.append(SimpleNamespace(committed_offset=-1, metadata="", error_code=code))
-    topics = [SimpleNamespace(partitions=partitions)]
+    topics = [SimpleNamespace(name="orders", partitions=partitions)]
     return SimpleNamespace(groups=[SimpleNamespace(group_id="g", error_code=error_code, topics=topics)])
 
 
@@ -97,3 +97,8 @@ def test_a_group_that_could_not_be_read_is_not_one_without_a_marker(monkeypatch:
     """Without a marker, an epoch that was committed would be written again."""
     with pytest.raises(Unreachable):
         told(monkeypatch, answered(error_code=16))
+
+
+def test_what_an_answer_leaves_out_is_not_a_group_without_a_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unreachable):
+        told(monkeypatch, SimpleNamespace(groups=[]))

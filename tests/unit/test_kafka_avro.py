@@ -32,7 +32,7 @@ def rendered(schema: pa.Schema = ROWS, **arguments: Any) -> tuple[str, Any]:
 
 def test_a_message_is_a_zero_byte_the_schema_id_in_four_bytes_and_the_body() -> None:
     sql, _ = rendered(columns="id")
-    assert sql == "concat(X'0000000102', to_avro(row.`id`, '\"long\"'))"
+    assert sql == "CAST(concat(X'0000000102', to_avro(row['id'], '\"long\"')) AS BINARY)"
 
 
 def test_the_schema_of_a_row_has_a_default_for_what_may_be_null() -> None:
@@ -57,7 +57,7 @@ def test_the_schema_of_a_row_has_a_default_for_what_may_be_null() -> None:
 
 def test_the_key_may_be_a_record_of_some_columns() -> None:
     sql, schema = rendered(columns=["id"], name="shop.Key")
-    assert sql.startswith("concat(X'0000000102', to_avro(named_struct('id', row.`id`), '")
+    assert sql.startswith("CAST(concat(X'0000000102', to_avro(named_struct('id', row['id']), '")
     assert (schema["name"], [field["name"] for field in schema["fields"]]) == ("shop.Key", ["id"])
 
 
@@ -90,6 +90,14 @@ def test_a_password_for_the_registry_is_neither_sent_readably_nor_shown(url: str
     assert "s3cret" not in f"{refused.value} {value!r} {config!r}"
     secure = Avro(registry=url.replace("http://", "https://"), subject="s", options=options)
     assert Kafka(bootstrap_servers="localhost:1", topic="t", key=secure).key is secure
+
+
+@pytest.mark.parametrize("secret", ["s3cret/x", "1/s3cret", "x@s3cret", "x#s3cret"])
+def test_a_password_for_the_registry_that_is_not_encoded_is_refused_and_not_shown(secret: str) -> None:
+    with pytest.raises(ConfigurationError, match="percent-encode") as refused:
+        Avro(registry=f"https://one.example,https://me:{secret}@registry:8081", subject="s")
+    assert "s3cret" not in str(refused.value)
+    Avro(registry="https://me:a@one:8081,https://me:b@other:8081", subject="s")
 
 
 def test_a_missing_client_of_the_registry_is_named_with_the_extra() -> None:

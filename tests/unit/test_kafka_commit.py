@@ -12,10 +12,10 @@ from epochsink.errors import OutcomeUnknown, WentBack
 from epochsink.kafka import Kafka
 from epochsink.kafka.applied_epochs import Markers
 from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.commit import Commits
+from epochsink.kafka.commit import TransactionCommits
 from epochsink.kafka.committable import KafkaCommittable, Transaction
-from epochsink.kafka.leaders import End
-from epochsink.kafka.transactions import Answer, Description, State
+from epochsink.kafka.server import Description, End, TransactionState
+from epochsink.kafka.transactions import EndTxnResult
 from epochsink.kafka.witness import Loss, Seen, Witness
 from epochsink.sink import Ballot, Epoch, LastDone, Mark, Outcome
 from epochsink.testing.sink_rig import NO_ROWS
@@ -31,15 +31,15 @@ MANY: Final = 8
 class Coordinator:
     """Decides each commit; ``states`` are those of any id, look by look, the last one for ever."""
 
-    def __init__(self, *states: State) -> None:
-        self.states = list(states or (State.COMPLETE_COMMIT,))
+    def __init__(self, *states: TransactionState) -> None:
+        self.states = list(states or (TransactionState.COMPLETE_COMMIT,))
         self.committed: list[Transaction] = []
 
-    def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[Answer, str]:
+    def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[EndTxnResult, str]:
         del deadline
         assert commit
         self.committed.append(transaction)
-        return Answer.DECIDED, "NONE"
+        return EndTxnResult.DECIDED, "NONE"
 
     def commit_many(self, transactions: Sequence[Transaction], deadline: float) -> set[Transaction]:
         del deadline
@@ -63,10 +63,10 @@ def part(partition: int, topic_id: str = ID) -> KafkaCommittable:
     )
 
 
-def commits(coordinator: Any, timeout: float = 10.0) -> Commits:
+def commits(coordinator: Any, timeout: float = 10.0) -> TransactionCommits:
     cluster = Cluster("broker:9092", {}, timeout)
     config = Kafka(bootstrap_servers="broker:9092", topic="orders")
-    return Commits("orders", config, cluster, coordinator, Markers(cluster, "0" * 20))
+    return TransactionCommits("orders", config, cluster, coordinator, Markers(cluster, "0" * 20))
 
 
 def ballot(*parts: KafkaCommittable) -> Ballot:
@@ -101,7 +101,7 @@ def test_of_many_transactions_one_whose_topic_was_created_again_is_not_committed
     """They are committed side by side, without a look at each of them."""
     looks(monkeypatch)
     monkeypatch.setattr(Markers, "of_partition", lambda *_: None)
-    coordinator = Coordinator(State.ONGOING)
+    coordinator = Coordinator(TransactionState.ONGOING)
     parts = [*(part(number) for number in range(MANY)), part(MANY, "e" * 32)]
     verdicts = commits(coordinator).commit(EPOCH, parts, None)
     assert [verdict.outcome for verdict in verdicts] == [Outcome.COMMITTED] * MANY + [Outcome.ABORTED]
@@ -119,7 +119,7 @@ def test_a_commit_whose_marker_is_shown_late_is_not_written_again(
     monkeypatch.setattr(Markers, "settled", lambda *_: settled)
     monkeypatch.setattr(Witness, "look", lambda *_: Seen({"orders": ID}, {}, {0: "not open"}, {}, {}))
     again = replace(part(0), transaction=Transaction("epochsink.x0", 7, 2))
-    [verdict] = commits(Coordinator(State.EMPTY)).commit(EPOCH, [again], None)
+    [verdict] = commits(Coordinator(TransactionState.EMPTY)).commit(EPOCH, [again], None)
     assert verdict.outcome is outcome
 
 
@@ -134,7 +134,9 @@ def test_ends_that_are_still_being_written_are_waited_for(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Witness, "lost", lost)
     marked(monkeypatch, EPOCH.attempt)
-    commits(Coordinator(State.PREPARE_COMMIT, State.COMPLETE_COMMIT)).await_visible(EPOCH, ballot(part(0)))
+    commits(Coordinator(TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)).await_visible(
+        EPOCH, ballot(part(0))
+    )
     assert asked == [False, False, True]
 
 
@@ -145,7 +147,7 @@ def test_ends_that_are_never_written_leave_the_epoch_in_the_ledger(monkeypatch: 
     monkeypatch.setattr(Witness, "lost", lost)
     marked(monkeypatch, EPOCH.attempt)
     with pytest.raises(OutcomeUnknown, match="not written to the partitions yet"):
-        commits(Coordinator(State.PREPARE_COMMIT), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
+        commits(Coordinator(TransactionState.PREPARE_COMMIT), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
 
 
 def test_rows_that_a_partition_has_lost_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

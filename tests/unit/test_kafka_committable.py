@@ -7,7 +7,7 @@ import json
 import pytest
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.kafka.committable import VERSION, KafkaCommittable, Place, Transaction
+from epochsink.kafka.committable import VERSION, KafkaCommittable, Transaction, WrittenPartition
 
 PART = KafkaCommittable(
     transaction=Transaction("epochsink.a.g1.s3.p0.a7", 7, 3),
@@ -17,7 +17,11 @@ PART = KafkaCommittable(
     prepared_at=1_700_000_000,
     topics={"orders": "a" * 32, "returns": "b" * 32},
     kept_in_topic=True,
-    places=(Place("orders", 0, 10, 14, 2), Place("orders", 11, 1 << 40, 1 << 41, 0), Place("returns", 0, 0, 5, 1)),
+    places=(
+        WrittenPartition("orders", 0, 10, 14, 2),
+        WrittenPartition("orders", 11, 1 << 40, 1 << 41, 0),
+        WrittenPartition("returns", 0, 0, 5, 1),
+    ),
 )
 
 

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
+from epochsink import arrow_buffers
 from epochsink.errors import ConfigurationError, RowsRejected
 from epochsink.kafka import Kafka
-from epochsink.kafka.dead_letter import CLIENT_OVERHEAD, NO_KEY, Refused, Rules, Sender, batch_bytes, refused, rows_of
-from epochsink.kafka.writer import fill
+from epochsink.kafka.dead_letter import CLIENT_OVERHEAD, NO_KEY, RefusedRows, Rules, Sender, batch_bytes, refused
+from epochsink.kafka.writer import fill, headers_of
 from epochsink.sink import Epoch, Identity, Task
+from epochsink.sink.letter_row import decode_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,12 +97,20 @@ def test_a_letter_holds_the_row_and_its_place() -> None:
     batch = batch_of((b"k", b"good", None), (None, b"\xff\x00", [("h", b"v")]))
     told = refused(batch, fill(batch), rules)
     assert told is not None
-    letters, [headers] = Sender(rules, TASK, "orders").letters(batch, told, [0, 12], 10)
-    [value] = letters.column("value").to_pylist()
-    row = {"key": None, "value": {"base64": "/wA="}, "headers": [{"key": "h", "value": "v"}], "timestamp": 12}
-    assert json.loads(value) == row
-    said = {header["key"]: header["value"].decode() for header in headers}
+    letters, [headers] = Sender(rules, TASK, "orders").letters(batch, told, 10)
+    [row] = decode_rows(letters.column("value").to_pylist())
+    assert row.equals(batch.slice(1))
+    said = {header["key"].decode(): header["value"].decode() for header in headers}
     assert (said["error"], said["position"], said["epoch"], said["target"]) == (NO_KEY, "3/11", "4", "orders")
+    assert json.loads(said["row"]) == {"key": None, "value": "\\xff\\x00", "headers": [{"key": "h", "value": "v"}]}
+
+
+def test_the_header_for_people_is_bounded() -> None:
+    batch = batch_of((b"k", "\u20ac".encode() * 5_000, None))
+    _, [headers] = Sender(RULES, TASK, "orders").letters(batch, RefusedRows(np.arange(1), ["why"]), 0)
+    [shown] = [header["value"].decode() for header in headers if header["key"] == b"row"]
+    assert shown.endswith("\u20ac ...")
+    assert len(shown) == 1_004
 
 
 def test_the_row_of_a_letter_is_what_was_refused() -> None:
@@ -111,19 +121,31 @@ def test_the_row_of_a_letter_is_what_was_refused() -> None:
         (b"\xff", "\u00e9\x00\u2028".encode(), [("h", b"")]),
     ]
     batch = batch_of(*given)
-    partitions = pa.array([None, 3, 0, None], pa.int32())
-    placed = batch.append_column("partition", partitions)
-    sender, all_of_them = Sender(RULES, TASK, "t"), Refused(np.arange(4), ["why"] * 4)
-    letters, _ = sender.letters(placed, all_of_them, [0, 1, 0, 5], before=0)
-    rows, timestamps = rows_of([value.as_py() for value in letters["value"]])
-    assert rows.equals(placed.select(rows.schema.names))
-    assert timestamps == [0, 1, 0, 5]
-    # a sink without these columns
-    letters, _ = sender.letters(batch.select(["value"]), all_of_them, None, before=0)
-    rows, timestamps = rows_of([value.as_py() for value in letters["value"]])
-    assert rows["value"].equals(batch["value"])
-    assert (rows["key"].null_count, rows["headers"].null_count, rows["partition"].null_count) == (4, 4, 4)
-    assert timestamps == [0] * 4
+    dated = batch.append_column("timestamp", pa.array([1, None, 253_402_300_800_000_000, 5], pa.timestamp("us", "UTC")))
+    placed = dated.append_column("partition", pa.array([None, 3, 0, None], pa.int32()))
+    sender, all_of_them = Sender(RULES, TASK, "t"), RefusedRows(np.arange(4), ["why"] * 4)
+    for rows in (placed, batch.select(["value"])):
+        letters, _ = sender.letters(rows, all_of_them, before=0)
+        [back] = decode_rows(letters.column("value").to_pylist())
+        assert back.equals(rows)
+
+
+@pytest.mark.parametrize(("kind", "large"), [(pa.string(), False), (pa.large_string(), True)])
+def test_text_that_is_not_utf_8_is_carried_and_shown(kind: pa.DataType, *, large: bool) -> None:
+    """A string of Spark's holds any bytes; so may keys, values, and the values of headers."""
+
+    def text(*values: bytes) -> pa.Array:
+        return arrow_buffers.texts(values, pa.large_binary() if large else pa.binary()).view(kind)
+
+    entries = pa.StructArray.from_arrays([text(b"h", b"i"), text(b"\xff", b"v")], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), entries)
+    batch = pa.record_batch({"key": text(b"k\xff", b"k"), "value": text(b"v\xfe", b"v"), "headers": headers})
+    letters, [told, _] = Sender(RULES, TASK, "t").letters(batch, RefusedRows(np.arange(2), ["why"] * 2), 0)
+    [back] = decode_rows(letters.column("value").to_pylist())
+    assert headers_of(back) == [[{"key": b"h", "value": b"\xff"}], [{"key": b"i", "value": b"v"}]]
+    assert back["key"].cast(pa.large_binary()).to_pylist() == [b"k\xff", b"k"]
+    shown = next(json.loads(header["value"]) for header in told if header["key"] == b"row")
+    assert shown == {"key": "k\\xff", "value": "v\\xfe", "headers": [{"key": "h", "value": "\\xff"}]}
 
 
 def test_a_letter_that_its_topic_cannot_take_stops_the_query() -> None:
@@ -131,7 +153,7 @@ def test_a_letter_that_its_topic_cannot_take_stops_the_query() -> None:
     told = refused(batch, fill(batch), RULES)
     assert told is not None
     with pytest.raises(RowsRejected, match=r"a dead letter of \d+ bytes, more than max.message.bytes = 100000"):
-        Sender(RULES, TASK, "orders").letters(batch, told, None, 0)
+        Sender(RULES, TASK, "orders").letters(batch, told, 0)
 
 
 def test_batches_of_rows_are_not_larger_because_letters_may_be() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from epochsink.errors import WentBack
+from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import Producer, transactional_id
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.fence import Fence
-from epochsink.kafka.transactions import Description, State
+from epochsink.kafka.server import Description, TransactionState
 from epochsink.sink import Epoch, Identity, Task
 
 OURS = Producer(7, 3)
@@ -34,17 +35,17 @@ class Coordinator:
         return OURS
 
     def open_ids(self, prefix: str, deadline: float) -> list[str]:
-        return self.ids(prefix, (State.ONGOING,), deadline)
+        return self.ids(prefix, (TransactionState.ONGOING,), deadline)
 
-    def ids(self, prefix: str, states: tuple[State, ...], deadline: float) -> list[str]:
+    def ids(self, prefix: str, states: tuple[TransactionState, ...], deadline: float) -> list[str]:
         del prefix, deadline
-        if states == (State.ONGOING,):
+        if states == (TransactionState.ONGOING,):
             return self.ongoing
-        return self.ending.pop(0) if State.PREPARE_COMMIT in states and self.ending else []
+        return self.ending.pop(0) if TransactionState.PREPARE_COMMIT in states and self.ending else []
 
 
 def fence(coordinator: Any) -> Fence:
-    taken = Fence(coordinator, Identity("query", "topic", 1), "Kafka")
+    taken = Fence(Cluster("broker:9092", {}, 1.0), coordinator, Identity("query", "topic", 1))
     taken.take(time.monotonic() + 1)
     return taken
 
@@ -87,11 +88,11 @@ def test_a_driver_of_a_later_generation_that_begins_during_the_wait_stops_the_st
 @pytest.mark.parametrize(
     ("now", "lost"),
     [
-        (Description(State.EMPTY, 7, 3), False),
-        (Description(State.EMPTY, 7, 4), True),
-        (Description(State.EMPTY, 8, 0), True),
-        (Description(State.EMPTY, 7, 2), False),
-        (Description(State.NOT_FOUND), False),
+        (Description(TransactionState.EMPTY, 7, 3), False),
+        (Description(TransactionState.EMPTY, 7, 4), True),
+        (Description(TransactionState.EMPTY, 8, 0), True),
+        (Description(TransactionState.EMPTY, 7, 2), False),
+        (Description(TransactionState.NOT_FOUND), False),
     ],
     ids=["ours", "taken again", "taken after it was forgotten", "set back", "forgotten"],
 )

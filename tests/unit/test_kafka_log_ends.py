@@ -10,7 +10,7 @@ import pytest
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka
 from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
+from epochsink.kafka.committable import KafkaCommittable, Transaction, WrittenPartition
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.rows_in_log import LogEnds
 from epochsink.kafka.topic_log import TopicLog
@@ -72,7 +72,7 @@ def test_a_part_gets_what_was_noted_for_its_own_attempt() -> None:
     assert ends.note(FIRST, ROWS, 60.0)
     [added] = ends.added(FIRST, [part()])
     assert added.kept_in_topic
-    assert added.places == (Place("orders", 0, 10), Place("orders", 1, 20))
+    assert added.places == (WrittenPartition("orders", 0, 10), WrittenPartition("orders", 1, 20))
     assert ends.added(SECOND, [part()]) == [part()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from record_batches import CONTROL, batch
 from epochsink.errors import LogIncomplete, SpoolMissing
 from epochsink.kafka import Kafka, redo
 from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
+from epochsink.kafka.committable import KafkaCommittable, Transaction, WrittenPartition
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.redo import lost_batches
 from epochsink.sink import Epoch, Identity, Task
@@ -28,6 +29,7 @@ class KeptLog:
     """One topic, each partition a list of batches; ``starts`` as retention has left them."""
 
     topic = "orders.clean"
+    clock = time
 
     def __init__(self, *partitions: Sequence[bytes], starts: Mapping[int, int] | None = None) -> None:
         self._partitions = partitions
@@ -61,7 +63,7 @@ def lost(rows: int, *starts: int) -> KafkaCommittable:
         prepared_at=0,
         topics={"orders.clean": "f" * 32},
         kept_in_topic=True,
-        places=tuple(Place("orders.clean", partition, start) for partition, start in enumerate(starts)),
+        places=tuple(WrittenPartition("orders.clean", partition, start) for partition, start in enumerate(starts)),
     )
 
 
@@ -177,7 +179,7 @@ class Writer:
 
     ended: str = ""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, cluster: object) -> None:
         pass
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -10,9 +10,9 @@ from epochsink.errors import WentBack
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable, Producer, Transaction, transactional_id
 from epochsink.kafka.fence import Fence
-from epochsink.kafka.sweep import Sweep
-from epochsink.kafka.transactions import Description, State
-from epochsink.sink import Epoch, Identity, Task
+from epochsink.kafka.server import Description, TransactionState
+from epochsink.kafka.sweep import TransactionSweep
+from epochsink.sink import Epoch, Identity, Task, orphans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,18 +39,18 @@ class Coordinator:
         return FENCE
 
     def open_ids(self, prefix: str, deadline: float) -> list[str]:
-        return self.ids(prefix, (State.ONGOING,), deadline)
+        return self.ids(prefix, (TransactionState.ONGOING,), deadline)
 
-    def ids(self, prefix: str, states: Sequence[State], deadline: float) -> list[str]:
+    def ids(self, prefix: str, states: Sequence[TransactionState], deadline: float) -> list[str]:
         del deadline
-        return [name for name in self.open_now if name.startswith(prefix)] if State.ONGOING in states else []
+        return [name for name in self.open_now if name.startswith(prefix)] if TransactionState.ONGOING in states else []
 
     def describe(self, ids: Iterable[str], deadline: float) -> dict[str, Description]:
         del deadline
         return {
-            name: Description(State.ONGOING, *self.open_now[name].producer)
+            name: Description(TransactionState.ONGOING, *self.open_now[name].producer)
             if name in self.open_now
-            else Description(State.EMPTY, *self.fence)
+            else Description(TransactionState.EMPTY, *self.fence)
             for name in ids
         }
 
@@ -59,12 +59,18 @@ class Coordinator:
         self.aborted += transactions
 
 
-def sweep(coordinator: Any) -> Sweep:
-    fence = Fence(coordinator, IDENTITY, "Kafka")
+def sweep(coordinator: Any) -> TransactionSweep:
+    fence = Fence(Cluster("broker:9092", {}, 1.0), coordinator, IDENTITY)
     newer, coordinator.open_now = coordinator.open_now, {}
     fence.take(0.0)
     coordinator.open_now = newer
-    return Sweep(Cluster("broker:9092", {}, 1.0), coordinator, fence, IDENTITY)
+    return TransactionSweep(Cluster("broker:9092", {}, 1.0), coordinator, fence, IDENTITY)
+
+
+def end_all(sweeping: TransactionSweep, keep: list[Any], done: list[Any]) -> list[str]:
+    """Sweep as the engine does."""
+    left = orphans(sweeping.remnants((keep, done)), IDENTITY.generation, (keep, done))
+    return sweeping.end(left) if left else []
 
 
 def part(transaction: Transaction) -> Any:
@@ -75,14 +81,14 @@ def part(transaction: Transaction) -> Any:
 
 def test_what_no_recorded_epoch_names_is_aborted_and_the_rest_stays() -> None:
     coordinator = Coordinator(opened(0), opened(1), opened(2, generation=1))
-    assert len(sweep(coordinator).abort_orphans([part(opened(0))], [])) == 2
+    assert len(end_all(sweep(coordinator), [part(opened(0))], [])) == 2
     assert coordinator.aborted == [opened(1), opened(2, generation=1)]
 
 
 def test_an_earlier_use_of_a_recorded_id_does_not_keep_a_later_one() -> None:
     """The id of a transaction that is recorded and lost may be in use again."""
     coordinator = Coordinator(opened(0))
-    assert sweep(coordinator).abort_orphans([part(opened(0)._replace(producer_epoch=9))], [])
+    assert end_all(sweep(coordinator), [part(opened(0)._replace(producer_epoch=9))], [])
     assert coordinator.aborted == [opened(0)]
 
 
@@ -90,20 +96,20 @@ def test_a_replay_under_way_and_a_newer_driver_are_left_alone() -> None:
     coordinator = Coordinator(opened(0), opened(1, generation=3))
     sweeping = sweep(coordinator)
     sweeping.busy.add(opened(0).transactional_id)
-    assert sweeping.abort_orphans([], []) == []
+    assert end_all(sweeping, [], []) == []
     assert coordinator.aborted == []
 
 
 def test_a_driver_that_has_lost_the_fence_aborts_nothing() -> None:
     """The driver that has it may have recorded what is open."""
     coordinator = Coordinator(opened(0), fence=FENCE._replace(producer_epoch=4))
-    assert sweep(coordinator).abort_orphans([], []) == []
+    assert end_all(sweep(coordinator), [], []) == []
     assert coordinator.aborted == []
 
 
 def test_an_open_transaction_of_a_done_epoch_is_left_open() -> None:
     """The cluster has lost its commit: an abort would take away the only copy of its rows."""
     coordinator = Coordinator(opened(0))
-    with pytest.raises(WentBack, match="the cluster has lost the commit"):
-        sweep(coordinator).abort_orphans([], [part(opened(0))])
+    with pytest.raises(WentBack, match="the target has lost the commit"):
+        end_all(sweep(coordinator), [], [part(opened(0))])
     assert coordinator.aborted == []

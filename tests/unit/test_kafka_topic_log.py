@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from epochsink.kafka.cluster import Cluster, Topic
+from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import Transaction
 from epochsink.kafka.errors import Refused
+from epochsink.kafka.server import Topic
 from epochsink.kafka.topic_log import TopicLog
 
 MINE = Transaction("epochsink.x", 7, 3)
@@ -20,15 +22,22 @@ def appended(monkeypatch: pytest.MonkeyPatch, at: int, topic_id: str = "f" * 32)
     asked: list[Any] = []
     topics = {"orders": Topic("f" * 32, {0: 4})}
 
-    def topics_and(_: Cluster, names: list[str], others: list[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
-        assert names == ["orders"]
+    def ask_all(_: Cluster, requests: list[tuple[int | None, Any]]) -> list[Any]:
+        [(anybody, about_topics), *others] = requests
+        assert anybody is None
+        assert [topic.name for topic in about_topics.topics] == ["orders"]
         assert [node for node, _ in others] == [4], "the leader"
         asked.extend(request for _, request in others)
+        leader = SimpleNamespace(partition_index=0, leader_id=4)
+        topic = SimpleNamespace(name="orders", error_code=0, topic_id=uuid.UUID("f" * 32), partitions=[leader])
         told = SimpleNamespace(index=0, error_code=0, error_message=None, base_offset=at)
-        return topics, [SimpleNamespace(responses=[SimpleNamespace(name="orders", partition_responses=[told])])]
+        return [
+            SimpleNamespace(topics=[topic]),
+            SimpleNamespace(responses=[SimpleNamespace(name="orders", partition_responses=[told])]),
+        ]
 
     monkeypatch.setattr(Cluster, "topics_known", lambda *_: topics)
-    monkeypatch.setattr(Cluster, "topics_and", topics_and)
+    monkeypatch.setattr(Cluster, "ask_all", ask_all)
     TopicLog(Cluster("broker:9092", {}, 1.0), "orders").append(MINE, 0, b"batch", 10, topic_id)
     return asked
 

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from kafka.errors import RetriableError
+from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from record_batches import ABORT, COMMIT, batch, end
 
-from epochsink.kafka.cluster import Topic
-from epochsink.kafka.committable import KafkaCommittable, Place, Producer, Transaction
-from epochsink.kafka.leaders import End
+from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.committable import KafkaCommittable, Producer, Transaction, WrittenPartition
+from epochsink.kafka.server import End, Topic
 from epochsink.kafka.witness import Loss, Seen, Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from epochsink.kafka.server import LeaderRequest, Partition
 
 ID: Final = "f" * 32
 FIRST: Final = Transaction("epochsink.x", 7, 3)
@@ -26,10 +29,11 @@ SECOND: Final = Transaction("epochsink.y", 8, 3)
 AT: Final = ("orders", 0)
 
 
-class Brokers:
+class Brokers(Cluster):
     """A cluster of one partition, which holds ``log``; leader epoch 1 has ended at ``epoch_end``."""
 
     def __init__(self, *log: bytes, epoch_end: int = 1000, topic_id: str = ID) -> None:
+        super().__init__("broker:9092", {}, 1.0)
         self.log = log
         self.epoch_end = epoch_end
         self.topic_id = topic_id
@@ -39,13 +43,15 @@ class Brokers:
         del deadline
         return attempt()
 
-    def topics_known(self, names: Sequence[str]) -> dict[str, Topic]:
+    def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
         return {name: Topic(self.topic_id, {0: 1}) for name in names}
 
-    def topics_and(self, names: Sequence[str], others: Sequence[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
-        return self.topics_known(names), self.ask_all(others)
+    def topics_and(
+        self, names: Iterable[str], requests: Sequence[LeaderRequest]
+    ) -> tuple[dict[str, Topic], list[dict[Partition, Any]]]:
+        return self.topics_known(names), self.ask_leaders(requests)
 
-    def ask_all(self, requests: Sequence[tuple[int, Any]]) -> list[Any]:
+    def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
         return [self._answer(request) for _, request in requests]
 
     def _answer(self, request: Any) -> Any:
@@ -76,7 +82,7 @@ def part(transaction: Transaction = FIRST, voted_end: int = 10) -> KafkaCommitta
         rows=3,
         prepared_at=0,
         topics={"orders": ID},
-        places=(Place("orders", 0, 5, voted_end, 1),),
+        places=(WrittenPartition("orders", 0, 5, voted_end, 1),),
     )
 
 
@@ -258,7 +264,7 @@ def test_another_topic_of_the_name_proves_nothing() -> None:
 
 def test_a_partition_that_was_added_and_that_a_broker_does_not_know_yet_is_waited_for() -> None:
     """Partitions were added under the running query, and the broker that names them lags."""
-    added = replace(part(), places=(*part().places, Place("orders", 1, 0, 3, 1)))
+    added = replace(part(), places=(*part().places, WrittenPartition("orders", 1, 0, 3, 1)))
     leader: Any = Leader((7, 3, 5, 2))
     with pytest.raises(RetriableError, match="the brokers do not show orders-1 yet"):
         before_commit(leader, added)
@@ -274,3 +280,21 @@ def test_a_part_whose_topic_was_created_again_is_neither_whole_nor_missing() -> 
 def test_others_that_are_open_before_the_rows_are_told() -> None:
     leader = Leader((7, 3, 5, 2), (8, 0, 4, 0), (9, 0, 10, 0))
     assert before_commit(leader, part()).before == {Producer(8, 0): AT}
+
+
+class Forgetful(Leader):
+    """Leaves partitions out of the answers to one question."""
+
+    def __init__(self, left_out: type) -> None:
+        super().__init__()
+        self.left_out = left_out
+
+    def _answer(self, request: Any) -> Any:
+        return SimpleNamespace(topics=[]) if isinstance(request, self.left_out) else super()._answer(request)
+
+
+@pytest.mark.parametrize("left_out", [ListOffsetsRequest, DescribeProducersRequest])
+def test_what_a_leader_leaves_out_is_asked_again(left_out: type) -> None:
+    """It would look like a partition without open transactions, or without rows."""
+    with pytest.raises(RetriableError, match="leave out"):
+        before_commit(Forgetful(left_out), UNVOTED)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epochsink import arrow_buffers
 from epochsink.kafka import writer
 from epochsink.kafka.librdkafka import MESSAGE, Message
 
@@ -66,3 +67,9 @@ def test_a_batch_is_split_by_topic_in_the_order_of_its_rows(topics: list[str | N
     }
     assert found == expected
     assert list(found) == list(expected)
+
+
+def test_a_topic_that_is_not_utf_8_is_split_off_under_a_name_that_the_client_refuses() -> None:
+    topics = arrow_buffers.texts([b"a", b"b\xff"], pa.binary()).view(pa.string())
+    batch = pa.record_batch({"value": pa.array(["1", "2"]), "topic": topics})
+    assert [topic for topic, _ in writer.by_topic(batch)] == ["a", "b\\xff"]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.ledger_history import LedgerHistory
 
 QUERY = "query-1"
 
@@ -123,7 +123,7 @@ def run_epochs(ledger: Ledger, first: int, last: int) -> None:
         ledger.trim()
 
 
-def summed(history: History) -> tuple[object, ...]:
+def summed(history: LedgerHistory) -> tuple[object, ...]:
     """Return what a summary keeps of a history."""
     done = {number: (history.epochs[number].attempt, history.epochs[number].offsets) for number in history.done}
     return history.owner, done, history.pending, history.applied, history.skipped, history.abandoned

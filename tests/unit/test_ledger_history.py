@@ -14,7 +14,7 @@ from epochsink.protocol.ledger_entries import (
     Summary,
     Take,
 )
-from epochsink.protocol.ledger_history import DONE_IN_FULL, History
+from epochsink.protocol.ledger_history import DONE_IN_FULL, LedgerHistory
 from epochsink.sink import LastDone
 
 TAKE = Take(1, "d" * 32, "query-1", {}, summary=Summary())
@@ -24,8 +24,8 @@ def prepared(number: int) -> Prepared:
     return Prepared(number, "a" * 32, "digest", {"out": Share(({"part": number},), ("t" * 32,))})
 
 
-def history(*done: int) -> History:
-    made = History()
+def history(*done: int) -> LedgerHistory:
+    made = LedgerHistory()
     made.add(TAKE)
     for number in done:
         made.add(prepared(number))
@@ -33,17 +33,17 @@ def history(*done: int) -> History:
     return made
 
 
-def restarted(before: History, retained: int = 100) -> History:
+def restarted(before: LedgerHistory, retained: int = 100) -> LedgerHistory:
     """Return what a start knows that begins with a summary."""
-    made = History()
+    made = LedgerHistory()
     made.add(Take(2, "e" * 32, "query-1", {}, summary=before.summary(retained)))
     return made
 
 
 def test_what_stands_before_the_first_take_counts_for_nothing() -> None:
-    made = History()
+    made = LedgerHistory()
     made.add(prepared(1))
-    assert made == History()
+    assert made == LedgerHistory()
 
 
 def test_the_committables_of_the_newest_done_epochs_are_evidence() -> None:

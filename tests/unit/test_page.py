@@ -8,12 +8,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from epochsink.devkit import page, svg
-from epochsink.devkit.demo.destination import Tally
-from epochsink.devkit.demo.display import Result, page_of
-from epochsink.devkit.page import Course, Sample
-from epochsink.devkit.svg import Svg, letters
 from epochsink.protocol.progress import EpochProgress, SinkProgress
+from epochsink_devkit import page, svg
+from epochsink_devkit.demo.destination import Tally
+from epochsink_devkit.demo.display import Result, page_of
+from epochsink_devkit.page import Course, Sample
+from epochsink_devkit.svg import Svg, letters
 
 DOCS = Path(__file__).parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

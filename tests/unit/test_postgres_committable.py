@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.postgres.committable import Member, Merge, Part, Relation, read_answer, read_part
+from epochsink.postgres.committable import Member, Merge, Part, Relation, read_part
 from epochsink.postgres.place import Place
-from epochsink.postgres.spooled import SpooledTask
 
 MERGE = Merge(
     Relation("public", "orders"),
@@ -44,11 +43,9 @@ def test_a_part_is_read_as_it_was_written(part: Part) -> None:
     assert part.to_json()["version"] == 1
 
 
-def test_what_a_task_answers_is_read_as_it_was_written() -> None:
-    staged = Part("attempt", {"table": replace(STAGED, logged=True)})
-    assert read_answer(json.loads(json.dumps(staged.to_json()))) == staged
-    spooled = SpooledTask(TASKS[0], 5)
-    assert read_answer(json.loads(json.dumps(asdict(spooled)))) == spooled
+def test_what_is_recorded_is_read_as_it_was_written() -> None:
+    staged = Part("attempt", {"table": replace(STAGED, logged=True, unfit=2)})
+    assert read_part(json.loads(json.dumps(staged.to_json()))) == staged
 
 
 @pytest.mark.parametrize("version", [None, 0, 2, 4])

@@ -64,7 +64,7 @@ ROW = pa.schema(
         ({"table": "t", "key": "id", "accumulate": {"n": "sum"}, "newer_wins": "at"}, "with newer_wins='at'"),
         ({"table": "t", "on_rejected": "skip"}, "invalid on_rejected='skip'"),
         ({"table": "t", "on_rejected": "dead_letter", "atomic": False}, "'dead_letter' with atomic=False"),
-        ({"table": "t", "on_rejected": "dead_letter", "spool": False}, "'dead_letter' with spool=False"),
+        ({"table": "t", "spool": False}, "spool=False with atomic=True"),
         (
             {"table": "t", "key": "id", "on_rejected": "dead_letter", "accumulate": {"n": "sum"}},
             "'dead_letter' with accumulate=",
@@ -134,11 +134,39 @@ def test_the_text_form_masks_secrets(dsn: str) -> None:
     assert "127.0.0.1" in repr(sink)
 
 
-def test_a_dsn_that_cannot_be_parsed_is_not_quoted() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        Postgres(f"postgresql://app:{SECRET}#@[::1/shop", table="t")
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://app:{}#@[::1/shop",
+        "postgresql://app:p/{}@127.0.0.1:5432/shop",
+        "postgresql://app:{}/p@127.0.0.1:5432/shop",
+        "postgresql://app:12/{}@127.0.0.1:5432/shop",
+        "postgresql://app:p@{}@127.0.0.1:5432/shop",
+        "postgresql://app:p@{}/x@127.0.0.1:5432/shop",
+        "postgresql://app:p/a?{}@127.0.0.1:5432/shop",
+        "host=127.0.0.1 port={} dbname=shop",
+        "host=127.0.0.1 password=p {}",
+    ],
+)
+def test_a_dsn_that_cannot_be_parsed_or_is_misread_is_not_quoted(dsn: str) -> None:
+    """A part of a password that is not percent-encoded is taken for the host, the port or the database."""
+    with pytest.raises(ConfigurationError, match="percent-encode") as caught:
+        Postgres(dsn.format(SECRET), table="t")
     assert "c4nary" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://app:p%2F%40@127.0.0.1:5432/shop?user=me@server",
+        "postgresql://app:p#s?s@127.0.0.1,[::1]:5433/shop",
+        "postgresql://%2Fvar%2Frun/shop%40home",
+        "host=/var/run,@abstract port=5432,5433 dbname=a@b",
+    ],
+)
+def test_a_dsn_that_libpq_reads_as_meant_is_taken(dsn: str) -> None:
+    Postgres(dsn, table="t", allow_insecure=True)
 
 
 @pytest.mark.parametrize("where", ["host=db.example.org", "postgresql://10.1.2.3/x", "host=localhost,db.example.org"])
@@ -167,20 +195,17 @@ def test_options_cannot_be_changed_afterwards() -> None:
 
 
 def test_columns_quote_names_and_turn_structs_and_maps_into_json() -> None:
-    assert Postgres(LOCAL, table="t").columns("r", ROW) == [
-        "r.`id` AS `id`",
-        "r.`odd``name` AS `odd``name`",
-        "r.`tags` AS `tags`",
-        f"{json_text('r.`lines`')} AS `lines`",
-        f"{json_text('r.`who`')} AS `who`",
-        f"{json_text('r.`extra`')} AS `extra`",
-    ]
+    columns = Postgres(LOCAL, table="t").columns("r", ROW)
+    assert columns[:3] == ["r['id'] AS `id`", "r['odd`name'] AS `odd``name`", "r['tags'] AS `tags`"]
+    for name, column in zip(("lines", "who", "extra"), columns[3:], strict=True):
+        assert json_text(f"r['{name}']") in column
+        assert column.endswith(f" AS `{name}`")
 
 
 def test_a_delete_that_is_null_is_none() -> None:
     sink = Postgres(LOCAL, table="t", key="id", delete_when="op = 'd'")
     assert sink.columns("r", pa.schema([("id", pa.int64())])) == [
-        "r.`id` AS `id`",
+        "r['id'] AS `id`",
         "coalesce((op = 'd'\n), false) AS `epochsink_delete`",
     ]
 
@@ -188,10 +213,10 @@ def test_a_delete_that_is_null_is_none() -> None:
 def test_what_decides_between_rows_of_a_key_is_computed_by_spark() -> None:
     """A column of the row by its name, anything else over the stream; a string is one expression."""
     row = pa.schema([("id", pa.int64()), ("at", pa.int64())])
-    for order_by, made in (("at", ["r.`at`"]), (["at", "length(x)"], ["r.`at`", "(length(x)\n)"])):
+    for order_by, made in (("at", ["r['at']"]), (["at", "length(x)"], ["r['at']", "(length(x)\n)"])):
         sink = Postgres(LOCAL, table="t", key="id", order_by=order_by)
         ranks = [f"{rank} AS `epochsink_order_{place}`" for place, rank in enumerate(made)]
-        assert sink.columns("r", row) == ["r.`id` AS `id`", "r.`at` AS `at`", *ranks]
+        assert sink.columns("r", row) == ["r['id'] AS `id`", "r['at'] AS `at`", *ranks]
 
 
 def test_a_string_and_a_list_of_one_mean_the_same() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from epochsink.postgres import merge as merging
 from epochsink.postgres.committable import Member, Merge, Relation
-from epochsink.postgres.dead_letter import Letters
+from epochsink.postgres.dead_letter import EpochLetters
 from epochsink.postgres.merge import merge
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ UPSERT = (
     'ORDER BY "id" ON CONFLICT ("id") DO UPDATE SET "at" = EXCLUDED."at"'
 )
 DELETE = (
-    'DELETE FROM "s"."t" AS old USING (SELECT * FROM {} WHERE "epochsink_delete") AS gone WHERE old."id" = gone."id"'
+    'DELETE FROM "s"."t" AS old USING (SELECT * FROM {} WHERE "epochsink_delete") AS gone '
+    'WHERE "old"."id" = "gone"."id"'
 )
 
 
@@ -56,10 +57,11 @@ class Recorder:
 
 
 def said(monkeypatch: pytest.MonkeyPatch, plan: Merge) -> list[str]:
+    monkeypatch.setattr(merging, "read_target", lambda *_: None)
     monkeypatch.setattr(merging, "require_unchanged", lambda *_: None)
     session = Recorder()
     members = {"table": Member("k", "e", "s_x", ("0" * 32,), 5, plan)}
-    merge(cast("Connection", session), members, Letters("q", 0, "a"))
+    merge(cast("Connection", session), members, EpochLetters("q", 0, "a"))
     return session.said[1:]
 
 

@@ -41,6 +41,14 @@ def test_a_server_that_was_failed_over_from_is_refused() -> None:
         Place("orders", 16384, "7412", 1).require(RECORDED, "orders", 7)
 
 
+@pytest.mark.parametrize(("done", "accepted"), [(6, "6"), (-1, "none")])
+def test_the_old_primary_is_accepted_without_what_was_prepared_on_the_new_one(done: int, accepted: str) -> None:
+    """It cannot hold that epoch: accepted as well, its rows would be lost."""
+    with pytest.raises(WentBack, match="epoch 7 was prepared on timeline 2") as told:
+        Place("orders", 16384, "7412", 1).require(RECORDED, "orders", done, 7)
+    assert f"epochsink accept CHECKPOINT {accepted} --sink NAME" in told.value.hint
+
+
 def test_nothing_recorded_refuses_nothing() -> None:
     Place("orders", 16384, "7412", 1).require(None, "orders", 7)
     assert Place.from_json(None) is None

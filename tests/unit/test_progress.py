@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from query_by_hand import Query
 
-from epochsink.errors import Fenced
+from epochsink.errors import Fenced, RowsRejected
+from epochsink.protocol.json_value import from_json
 from epochsink.protocol.ledger_entries import Prepared
 from epochsink.protocol.progress import EpochProgress, SinkProgress
 from epochsink.protocol.progress_tracker import LOG_SECONDS, ProgressTracker
@@ -220,10 +221,13 @@ def test_a_start_and_the_end_of_a_query_tell_the_listener_of_what_they_commit(qu
 
 def test_the_last_failure_is_in_the_ledger_and_outlives_the_next_start(query: Query) -> None:
     driver = query.driver()
-    driver.note_failure("RowsRejected: sink 'out': the target refuses 3 rows")
+    driver.note_failure(RowsRejected("sink 'out': the target refuses 3 rows", hint="filter them", command="this"))
+    assert query.history().failing is not None
     query.driver()
+    assert query.history().failing is None
     stopped = query.history().stopped
     assert stopped is not None
+    assert (stopped.kind, stopped.hint, stopped.command) == ("RowsRejected", "filter them", "this")
     assert stopped.failure == "RowsRejected: sink 'out': the target refuses 3 rows"
     assert stopped.stamp is not None
     assert driver.progress.snapshot().failure == stopped.failure
@@ -232,7 +236,7 @@ def test_the_last_failure_is_in_the_ledger_and_outlives_the_next_start(query: Qu
 def test_a_superseded_driver_leaves_no_failure_in_its_successors_ledger(query: Query) -> None:
     driver = query.driver()
     query.driver()
-    driver.note_failure("Fenced")
+    driver.note_failure(Fenced("taken"))
     assert query.history().stopped is None
 
 
@@ -241,7 +245,7 @@ def test_a_driver_that_has_read_its_successors_take_leaves_no_failure_there(quer
     query.driver()
     with pytest.raises(Fenced):
         driver.settle(0)
-    driver.note_failure("Fenced")
+    driver.note_failure(Fenced("taken"))
     assert query.history().stopped is None
 
 
@@ -264,7 +268,7 @@ def test_a_line_a_minute_and_nothing_while_nothing_happens(
     told.log_now_and_then()
     clock[0] += LOG_SECONDS
     told.log_now_and_then()
-    assert [record.message.split(";")[0] for record in caplog.records] == ["epochs 0 to 2 are visible: 0 rows"]
+    assert [record.message.split(";")[0] for record in caplog.records] == ["epochs 0 to 2: 0 rows are visible"]
 
 
 def test_progress_is_json_and_back() -> None:
@@ -272,10 +276,10 @@ def test_progress_is_json_and_back() -> None:
     content = json.loads(
         json.dumps(told, default=lambda value: {name: getattr(value, name) for name in value.__slots__})
     )
-    assert EpochProgress.from_json(content) == told
+    assert from_json(EpochProgress, content) == told
     # a newer version's facts are left out
     content["sinks"]["out"]["new"] = content["new"] = 1
-    assert EpochProgress.from_json(content) == told
+    assert from_json(EpochProgress, content) == told
 
 
 def _prepared(number: int) -> Prepared:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from xml.etree import ElementTree as ET
 from harness import WORKLOAD
 
 from proof import page
+from proof.findings import FINDINGS, finding_of
 from proof.options import Findings, Targets
 from proof.record import RECORDS, ROOT, Record, kept
 from proof.run import ROUNDS
@@ -27,7 +29,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def start(command: Sequence[str], **settings: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join(str(TESTS / folder) for folder in ("", "support", "benchmarks"))
+    path = os.pathsep.join(str(TESTS / folder) for folder in ("", "support", "instruments", "instruments/benchmarks"))
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
@@ -44,16 +46,49 @@ def test_runs_add_up_and_an_anomaly_stays_on_the_page(tmp_path: Path) -> None:
         Record("simulation", seed).keep(folder, {"plans": plans, "struck": plans // 10, "anomalies": found})
     text = page.write_page(folder).read_text()
     assert "| 2 | 0.0 | 1,500 plans | 150 |" in text
-    assert "- simulation, seed 2: LOST K" in text
-    assert "No run found" not in text
+    assert "**Open:**\n\n- simulation, seed 2: LOST K\n" in text
+    assert (folder / "anomalies.txt").read_text() == "simulation, seed 2: LOST K\n"
     drawn = " ".join(ET.parse(folder.with_suffix(".svg")).getroot().itertext())  # noqa: S314 - our own
     assert "1,500 plans, 150 struck" in drawn
-    assert "1 anomalies" in drawn
+    assert "1 anomalies, 1 open" in drawn
+    assert "faults: 1 open" in drawn
 
 
 def test_the_page_is_what_the_records_say() -> None:
     assert RECORDS.with_suffix(".md").read_text() == page.text(kept(RECORDS))
     assert RECORDS.with_suffix(".svg").read_text() == page.picture(page.sums(kept(RECORDS)))
+    assert (RECORDS / "anomalies.txt").read_text() == page.raw(kept(RECORDS))
+
+
+def test_each_finding_explains_anomalies_of_a_record_and_names_tests_that_exist() -> None:
+    explained = {finding_of(record, one) for record in kept(RECORDS) for one in record["figures"]["anomalies"]}
+    assert set(FINDINGS) <= explained
+    for test in (test for one in FINDINGS for test in one.tests):
+        file, _, name = test.partition("::")
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), test
+
+
+def test_a_finding_explains_no_anomaly_of_a_later_run_with_the_same_seed() -> None:
+    record = {"what": "simulation", "seed": 24, "commit": "of today", "figures": {"anomalies": ["LOST E"]}}
+    assert page.opens(record) == ["simulation, seed 24: LOST E"]
+
+
+def test_the_head_of_the_page_has_the_newest_run_of_each_kind(tmp_path: Path) -> None:
+    for began, (what, seed) in enumerate([("simulation", 1), ("request faults", "0/1 of kafka"), ("simulation", 2)]):
+        record = {"what": what, "seed": seed, "began": f"2026-11-2{began}T00:00:00", "figures": {"anomalies": []}}
+        (tmp_path / f"{began}.json").write_text(json.dumps(record))
+    assert [one["seed"] for one in page.newest(kept(tmp_path))] == [2, "0/1 of kafka"]
+
+
+def test_no_page_quotes_a_run_that_a_newer_one_of_its_kind_has_followed() -> None:
+    """But for the page of all runs: what one run has tried stands nowhere once another has tried it on later code."""
+    records = kept(RECORDS)
+    newest = page.newest(records)
+    followed = [(one["figures"], page.KINDS[one["what"]]) for one in records if one not in newest]
+    said = {f"{figures[about.tried]:,} {about.unit}" for figures, about in followed if figures[about.tried]}
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    quoting = {one.name: said & {*re.findall(r"[\d,]+ \w+", one.read_text())} for one in pages if one.stem != "proof"}
+    assert {name: quoted for name, quoted in quoting.items() if quoted} == {}
 
 
 def test_the_guards_that_no_plan_reaches_are_those_of_no_record(tmp_path: Path) -> None:
@@ -98,7 +133,7 @@ def test_a_run_that_broke_off_counts_nowhere_but_among_the_anomalies(tmp_path: P
 
 def test_a_short_round_of_the_simulation_leaves_a_record_and_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "proof"
-    run = start(["proof.run", "--only=simulation", "--minutes=0.03", "--seed=7", f"--keep={folder}"])
+    run = start(["proof.run", "--only=simulation", "--minutes=0.03", "--seed=7", f"--keep={folder}", "--", "--sinks=P"])
     told, _ = run.communicate()
     assert run.returncode == 0, told
     (record,) = kept(folder)

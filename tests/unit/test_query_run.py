@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import elasticsearch
 import pytest
@@ -18,7 +21,15 @@ from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from psycopg import errors as psycopg_errors
 
 from epochsink.elasticsearch.errors import explained
-from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected, WentBack
+from epochsink.errors import (
+    Addresses,
+    ConfigurationError,
+    EpochsinkError,
+    OutcomeUnknown,
+    PrepareFailed,
+    RowsRejected,
+    WentBack,
+)
 from epochsink.kafka.errors import error as kafka_error
 from epochsink.postgres import Postgres
 from epochsink.postgres.errors import failure as postgres_failure
@@ -26,12 +37,12 @@ from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.protocol.spool import Spool
-from epochsink.protocol.storage import LocalStorage
+from epochsink.protocol.storage import LocalStorage, refuse_unconditional_create
 from epochsink.retry import retrying
 from epochsink.spark import epoch_attempts, query_run
 from epochsink.spark.epoch_attempts import ATTEMPTS, EpochAttempts
 from epochsink.spark.error_translation import FailedEpoch
-from epochsink.spark.query_run import Run
+from epochsink.spark.query_run import Run, RunSettings
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -44,16 +55,10 @@ if TYPE_CHECKING:
 def _run(tmp_path: Path) -> Run:
     root = tmp_path / "checkpoint"
     return Run(
-        {"out": LocalSink(tmp_path / "sink")},
+        RunSettings({"out": LocalSink(tmp_path / "sink")}, application="app-1", reference="pipeline:sink"),
         OpenCheckpoint(LocalStorage(root), str(root), Spool.beside(str(root))),
         str(uuid.uuid4()),
         driver=uuid.uuid4().hex,
-        join_running=False,
-        retain_seconds=0.0,
-        executors=None,
-        application="app-1",
-        show_values=False,
-        on_progress=None,
     )
 
 
@@ -69,22 +74,13 @@ def test_rows_are_not_retained_for_nobody(tmp_path: Path) -> None:
     opened = OpenCheckpoint(LocalStorage(root), str(root), Spool.beside(str(root)))
     sinks: dict[str, dict[str, Sink]] = {
         "none of these sinks": {"out": LocalSink(tmp_path / "sink")},
-        "sink 'table' has spool=False": {"table": Postgres("postgresql:///shop", table="orders", spool=False)},
+        "sink 'table' has spool=False": {
+            "table": Postgres("postgresql:///shop", table="orders", atomic=False, spool=False)
+        },
     }
     for named, each in sinks.items():
         with pytest.raises(ConfigurationError, match=named):
-            Run(
-                each,
-                opened,
-                str(uuid.uuid4()),
-                driver=uuid.uuid4().hex,
-                join_running=False,
-                retain_seconds=60.0,
-                executors=None,
-                application="",
-                show_values=False,
-                on_progress=None,
-            )
+            Run(RunSettings(each, retain_seconds=60.0), opened, str(uuid.uuid4()), driver=uuid.uuid4().hex)
 
 
 class Execution:
@@ -289,10 +285,14 @@ def test_nothing_goes_on_once_a_commit_has_failed_or_the_query_was_ended(run: Ru
 def test_an_epoch_that_raises_an_earlier_commits_failure_is_not_named_as_the_failed_one(known: tuple[str, ...]) -> None:
     told: list[EpochsinkError] = []
     execution: Any = SimpleNamespace(is_active=lambda: True, end_from_within=told.append, raised=lambda error: error)
-    failed = FailedEpoch("/lake/orders", lambda number: [f"Epoch: {number}"], lambda _: None, show_values=False)
+    failed = FailedEpoch(addresses, lambda number: [f"Epoch: {number}"], lambda _: None, show_values=False)
     with pytest.raises(RowsRejected), failed.told_to_spark(8, execution):
         raise RowsRejected("epoch 7 is refused", notes=known)
-    assert told[0].notes == (known or ("Epoch: 8",))
+    assert told[0].notes == (known or ("Type: epochsink status /lake/orders", "Epoch: 8"))
+
+
+def addresses() -> Addresses:
+    return Addresses("/lake/orders")
 
 
 def _to_accept() -> WentBack:
@@ -304,7 +304,7 @@ def test_the_commands_in_an_error_name_the_checkpoint(
 ) -> None:
     """Wherever an error leaves the library: from an epoch, from the commit thread, and from a start."""
     execution: Any = SimpleNamespace(is_active=lambda: True, end_from_within=lambda _: None, raised=lambda error: error)
-    failed = FailedEpoch("/lake/orders", lambda _: [], lambda _: None, show_values=False)
+    failed = FailedEpoch(addresses, lambda _: [], lambda _: None, show_values=False)
     with pytest.raises(WentBack, match="accept /lake/orders 3"), failed.told_to_spark(8, execution):
         raise _to_accept()
 
@@ -366,6 +366,48 @@ def test_state_that_does_not_repeat_is_named(run: Run, caplog: pytest.LogCapture
     chance.alive = False
     run.join()
     assert "may give another result when an epoch runs again: rand(), uuid()." in caplog.text
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/checkpoint/epochsink/ledger/7")
+
+
+def test_a_full_disk_ends_the_commits_with_the_epoch_and_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a bare OSError, which names no epoch."""
+    coordinator: Any = run._coordinator
+    coordinator.queue.add(7)
+    monkeypatch.setattr(coordinator, "drain", Mock(side_effect=FULL))
+    execution: Any = Execution()
+    execution.alive = False
+    run.bind(execution)
+    with pytest.raises(OutcomeUnknown, match=r"were committed \(pending: 7\): .*No space left on device") as told:
+        run.join()
+    assert told.value.hint.startswith("the disk is full: free space on it")
+    assert "Type: epochsink status" in str(told.value)
+
+
+def test_a_full_disk_at_a_start_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStorage, "create", Mock(side_effect=FULL))
+    with pytest.raises(OutcomeUnknown, match="No space left on device") as told:
+        _run(tmp_path)
+    assert told.value.hint.startswith("the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), "read-only"),
+        (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "ulimit -f"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "ulimit -n"),
+        (OSError("An error occurred while calling o7.create: java.io.IOException: No space left on device"), "full"),
+        (OSError("the object store failed: 503 Slow Down"), "give a folder"),
+    ],
+)
+def test_the_remedy_follows_from_the_cause(tmp_path: Path, failure: OSError, told: str) -> None:
+    """Also where only the JVM's words tell it."""
+    files: Any = SimpleNamespace(create=Mock(side_effect=failure), remove_many=Mock())
+    with pytest.raises(ConfigurationError) as refused:
+        refuse_unconditional_create(files, str(tmp_path))
+    assert told in refused.value.hint
 
 
 def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_disputed(

@@ -9,7 +9,7 @@ import pytest
 from query_by_hand import Query
 
 from epochsink.errors import Fenced, OutcomeUnknown
-from epochsink.protocol.run_state import CommitQueue
+from epochsink.protocol.run_state import CommitQueue, CurrentEpoch, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,3 +143,13 @@ def test_a_superseded_driver_concludes_nothing(tmp_path: Path) -> None:
     query.driver()
     with pytest.raises(Fenced), older._run.if_ours(participant):
         raise OutcomeUnknown("the target does not say")
+
+
+def test_an_epoch_that_is_owed_stays_the_current_one() -> None:
+    """Until it is prepared: whoever catches its error may catch that of the next call too."""
+    failed = CurrentEpoch(3, Phase.FAILED)
+    assert failed.followed_by(4) == failed
+    assert (failed.is_owed, failed.compared) == (True, 3)
+    given = CurrentEpoch(3).followed_by(4)
+    assert (given.number, given.is_owed, given.compared) == (4, True, 3)
+    assert not CurrentEpoch(4, Phase.WRITING).is_owed

@@ -6,10 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from epochsink.testing import History, HistoryLog, Target
-from epochsink.testing.readers.reader import nothing
-from epochsink.testing.rows import SCHEMA
-from epochsink.testing.sampling import SLOW_SECONDS, Sampler
+from epochsink_devkit.history import CheckedTarget, History, HistoryLog
+from epochsink_devkit.history.readers.reader import nothing
+from epochsink_devkit.history.rows import SCHEMA
+from epochsink_devkit.history.sampling import SLOW_SECONDS, Sampler
 from nemesis.reading import LONGEST_REST_SECONDS, Rest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
         self.clock = 100.0
         self._seconds = seconds
-        monkeypatch.setattr("epochsink.testing.sampling.time.monotonic", lambda: self.clock)
+        monkeypatch.setattr("epochsink_devkit.history.sampling.time.monotonic", lambda: self.clock)
 
     def read(self, fixed: Callable[[], None] = nothing) -> pa.Table:
         fixed()
@@ -51,7 +51,7 @@ def test_a_target_is_unreachable_while_a_read_takes_seconds(monkeypatch: pytest.
             resting.set()
             ended.wait(10)
 
-    sampler = Sampler(Target("table"), reader, HistoryLog(tmp_path), lambda: None, rest)
+    sampler = Sampler(CheckedTarget("table"), reader, HistoryLog(tmp_path), lambda: None, rest)
     sampler.start()
     assert resting.wait(10)
     ended.set()

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from epochsink.testing.history import EpochFacts, History, Read, Target
-from epochsink.testing.rows import Workload, stamp
+from epochsink_devkit.history.history import CheckedTarget, EpochFacts, History, Read
+from epochsink_devkit.history.rows import Workload, stamp
 from scoreboard.flink_checkpoints import ENDLESS, newest
 from scoreboard.game import Plan
 from scoreboard.judge import Verdict, judge
@@ -35,7 +35,7 @@ def judged(final: pa.Table, *, early: pa.Table | None = None, keyed: bool = Fals
     reads = [Read("t", 30.0, 30.0, final, final=True)]
     if early is not None:
         reads.insert(0, Read("t", 5.0, 5.0, early))
-    history = History(targets={"t": Target("t", keyed=keyed)}, inputs={"r": SOURCE}, epochs=epochs, reads=reads)
+    history = History(targets={"t": CheckedTarget("t", keyed=keyed)}, inputs={"r": SOURCE}, epochs=epochs, reads=reads)
     return judge(history, "t")
 
 
@@ -72,7 +72,7 @@ def test_a_key_that_is_there_twice_is_doubled() -> None:
 def test_a_kill_that_no_read_followed_before_the_next_epoch_is_unwatched() -> None:
     epochs = {("r", 0): EpochFacts("r", 0, {0: 2 * ROWS}, committed_at=20.0, absent_until=19.0)}
     reads = [Read("t", 12.0, 12.0, SHOWN.slice(0, 0)), Read("t", 30.0, 30.0, SHOWN, final=True)]
-    made = History(targets={"t": Target("t")}, inputs={"r": SOURCE}, epochs=epochs, reads=reads)
+    made = History(targets={"t": CheckedTarget("t")}, inputs={"r": SOURCE}, epochs=epochs, reads=reads)
     made.kills, made.counts = [(11.0, "driver"), (13.0, "driver")], {"killed": 2}
     verdict = judge(made, "t")
     assert (verdict.kills, verdict.unwatched) == (2, 1)
@@ -95,7 +95,7 @@ def test_the_page_tells_a_missing_verdict_from_a_perfect_one() -> None:
 
 def test_a_target_that_nobody_read_at_the_end_proves_nothing() -> None:
     with pytest.raises(ValueError, match="no final read"):
-        judge(History(targets={"t": Target("t")}, inputs={"r": SOURCE}), "t")
+        judge(History(targets={"t": CheckedTarget("t")}, inputs={"r": SOURCE}), "t")
 
 
 def test_a_checkpoint_of_flink_tells_where_each_partition_ends(tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+import pyspark
 import pytest
 
-from epochsink.devkit.services import artifacts, cache, spark_ivy_settings, versions
-from epochsink.devkit.services.versions import Artifact, Bundle
 from epochsink.errors import ServiceError
+from epochsink_devkit.services import artifacts, cache, spark_ivy_settings, versions
+from epochsink_devkit.services.versions import Artifact, Bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +43,8 @@ def ivy_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         count = int(left.read_text())
         left.write_text(str(count - 1))
         if count > 0:
-            print("UNRESOLVED DEPENDENCIES: the registry is away")
+            print(":: UNRESOLVED DEPENDENCIES ::")
+            print(left.with_name("told").read_text() if left.with_name("told").exists() else "the registry is away")
             sys.exit(0)
         target = pathlib.Path(sys.argv[sys.argv.index("-retrieve") + 1]).parent
         (target / "thing-1.0.jar").write_bytes({CONTENT!r})
@@ -51,6 +54,25 @@ def ivy_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(artifacts, "java", lambda: str(program))
     monkeypatch.setattr(artifacts, "FIRST_PAUSE_SECONDS", 0.0)
     return failures
+
+
+@pytest.mark.parametrize(
+    ("told", "message", "hint"),
+    [
+        (
+            f"org.apache.spark#spark-sql-kafka-0-10_2.13;{pyspark.__version__}",
+            f"the registry has no org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}",
+            "pip install 'pyspark<",
+        ),
+        ("org.example#thing;1.0", "the registry has no org.example:thing:1.0", "mirror"),
+    ],
+)
+def test_an_artifact_that_the_registry_lacks_is_named(ivy_that_fails: Path, told: str, message: str, hint: str) -> None:
+    ivy_that_fails.write_text("99")
+    ivy_that_fails.with_name("told").write_text(f":: {told}: not found")
+    with pytest.raises(ServiceError, match=re.escape(message)) as caught:
+        artifacts.fetch(Bundle("thing-1.0", (GOOD,)))
+    assert hint in str(caught.value.hint)
 
 
 def test_a_registry_that_fails_now_and_then_is_asked_again(ivy_that_fails: Path) -> None:
@@ -109,7 +131,7 @@ def test_two_processes_fetch_once(tmp_path: Path) -> None:
     script = textwrap.dedent("""\
         import sys, time
         from pathlib import Path
-        from epochsink.devkit.services.cache import build_once
+        from epochsink_devkit.services.cache import build_once
         def build(folder):
             with Path(sys.argv[2]).open("a") as log:
                 log.write("built\\n")

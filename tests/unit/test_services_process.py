@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from epochsink.devkit.services.process import Launch, SupervisedProcess
 from epochsink.errors import ServiceError
+from epochsink_devkit.services.process import Launch, SupervisedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ def test_output_goes_to_the_log(tmp_path: Path) -> None:
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from epochsink.devkit.services.process import Launch, SupervisedProcess
+from epochsink_devkit.services.process import Launch, SupervisedProcess
 folder = Path(sys.argv[1])
 process = SupervisedProcess(Launch(command=sys.argv[3:], log=folder / "log", cwd=folder.parent,
                                    env=dict(os.environ), remove=folder))

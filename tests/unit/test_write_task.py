@@ -14,7 +14,7 @@ from pyspark import TaskContext
 
 from epochsink.errors import EpochsinkError, RowsRejected
 from epochsink.protocol.spool import NO_SPOOL
-from epochsink.sink import Epoch, Identity, Keeping, SpoolFile
+from epochsink.sink import Epoch, Identity, Keeping, SpoolFile, WriterContext
 from epochsink.spark.write_task import ORDER, Answer, TaskFailed, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: p
     # PySpark keeps the one that is made as the process's own
     monkeypatch.setattr(TaskContext, "_taskContext", None)
     context = TaskContext()
-    order = WriteOrder(Epoch(7, "a" * 32), {"topic": Keeping.IN_TARGET, "table": Keeping.IN_SPOOL_ALONE}, 99)
+    contexts = {"topic": WriterContext(Keeping.IN_TARGET, {"a": 1}), "table": WriterContext(Keeping.IN_SPOOL_ALONE)}
+    order = WriteOrder(Epoch(7, "a" * 32), contexts, 99)
     context._localProperties = {ORDER: order.to_json()}
     context._partitionId = 3
     monkeypatch.setattr(TaskContext, "get", lambda: context)
@@ -107,7 +108,7 @@ class Target:
         given = cast("Any", self)
         job = WriteJob({"x": given}, {"x": Identity("query", "x", 1)}, given, show_values)
         rows = pa.record_batch({"x": pa.array([{"id": 1}, None])})
-        return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": keeping}), [rows], 0))
+        return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": WriterContext(keeping)}), [rows], 0))
 
 
 @pytest.fixture

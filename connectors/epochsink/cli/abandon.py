@@ -6,20 +6,15 @@ Only here is a recorded epoch ever aborted, and only one that Spark has not deci
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
 from epochsink.cli.operation import Operation, log, names
-from epochsink.errors import ConfigurationError, WentBack
-from epochsink.protocol.ledger_entries import Abandoned, Resolved
-from epochsink.sink import participants_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_entries import Prepared
-    from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Participant, Sink
+from epochsink.errors import ConfigurationError, WentBack, sink_option
+from epochsink.protocol.ledger_entries import Abandoned, Prepared, Resolved
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.sweep import end_orphans
+from epochsink.sink import Participant, Sink, participants_of
 
 
 class Abandonment(Operation):
@@ -32,7 +27,7 @@ class Abandonment(Operation):
     verb = "abandon"
     even_abandoned = True
 
-    def __init__(self, place: Place, *, sinks: Mapping[str, Sink], gone: Collection[str]) -> None:
+    def __init__(self, place: QueryCheckpoint, *, sinks: Mapping[str, Sink], gone: Collection[str]) -> None:
         super().__init__(place)
         self._refuse_missing(sinks, gone)
         self._sinks = {name: sinks[name] for name in self.owner.origins if name not in gone}
@@ -46,8 +41,8 @@ class Abandonment(Operation):
         participant_of = {name: one for one in participants_of(self._sinks) for name in one.members}
         lines += [line for prepared in self._which(decided=False) for line in self._described(prepared, participant_of)]
         lines.append("close the ledger: no query ever starts on this checkpoint again")
-        also = "; what a query on another copy of this checkpoint has prepared, too"
-        return [*lines, *(f"abort all else of this query in sink '{name}'{also}" for name in self._sinks)]
+        also = ", also what a query on another copy of this checkpoint has prepared"
+        return [*lines, *(f"abort everything else of this query in sink '{name}'{also}" for name in self._sinks)]
 
     def carry_out(self) -> None:
         """Do it; nothing is taken if a target is down. To be repeated if it was interrupted."""
@@ -70,7 +65,7 @@ class Abandonment(Operation):
                 raise
             # the checkpoint is given up because of it, perhaps: nothing is left to commit, and what it holds must end
             uncertain = disagreement.message
-            log.info("closing it all the same, though %s", uncertain)
+            log.info("the ledger is closed although %s", uncertain)
         ended = tuple(prepared.epoch for prepared in self.ledger.verify().pending)
         # first the entry, then the end: a query that started between the two would adopt what is about to go
         self.ledger.append(Abandoned(ended, uncertain))
@@ -89,7 +84,7 @@ class Abandonment(Operation):
             self.open(participant, take)
             history = self.ledger.verify()
             done = [part for name in participant.members for part in history.done_parts(name)]
-            for line in participant.abort_orphans([], done):
+            for line in end_orphans(participant, ([], done)):
                 log.info("sink '%s': ended %s", ", ".join(participant.members), line)
         # no query follows into which they could be applied again
         self.place.spool.forget_retained(self.place.query_id)
@@ -108,7 +103,9 @@ class Abandonment(Operation):
             if name in self._gone:
                 lines.append(f"  in sink '{name}', whose target is gone: left as it is")
             else:
-                lines += [f"  in sink '{name}': {participant_of[name].describe(part)}" for part in share.parts]
+                lines += [
+                    f"  in sink '{name}': {participant_of[name].operator().describe(part)}" for part in share.parts
+                ]
         return lines
 
     def _refuse_missing(self, sinks: Mapping[str, Sink], gone: Collection[str]) -> None:
@@ -120,7 +117,7 @@ class Abandonment(Operation):
             )
         if missing := sorted(origins.keys() - sinks.keys() - set(gone)):
             raise ConfigurationError(
-                f"what this checkpoint holds in sink '{missing[0]}' could not be ended: --sinks does not name it",
+                f"--sinks does not name sink '{missing[0]}', so what this checkpoint holds there cannot be ended",
                 hint=f"give --sinks with {names(sorted(origins))}; or --gone {missing[0]} if its target no longer "
                 "exists",
             )
@@ -131,18 +128,18 @@ class Abandonment(Operation):
                 raise ConfigurationError(
                     f"epoch {prepared.epoch} is decided and has rows for sink '{name}', whose target is gone",
                     hint="keep these rows in a file first: epochsink resolve CHECKPOINT "
-                    f"{prepared.epoch} --sink {name} --as discard",
+                    f"{prepared.epoch} {sink_option(name)} --as discard",
                 )
 
 
-def successor(history: History) -> str:
+def successor(history: LedgerHistory) -> str:
     """Return from where a query that takes over has to read."""
     if history.abandoned is not None and history.abandoned.uncertain:
-        return f"look what the targets hold before a successor starts: {history.abandoned.uncertain}"
+        return f"check what the targets hold before a successor starts: {history.abandoned.uncertain}"
     first = min((prepared.epoch for prepared in history.pending), default=history.newest + 1)
     if first == 0:
         return "no epoch is in the targets; a successor reads the source from the beginning"
     return (
-        f"the targets hold all epochs up to {first - 1}; a successor reads from where that one ended (the offsets in "
-        f"offsets/{first - 1} of the checkpoint)"
+        f"the targets hold all epochs up to {first - 1}; a successor starts at the offsets in offsets/{first - 1} of "
+        "the checkpoint"
     )

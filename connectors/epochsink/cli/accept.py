@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
 from epochsink.cli.operation import Operation, log, names
-from epochsink.errors import ConfigurationError
-from epochsink.protocol.consistency import newest_has_other_input, other_input
+from epochsink.cli.targets import look_in_targets
+from epochsink.errors import Addresses, ConfigurationError, epochs
+from epochsink.protocol.consistency import ledger_is_older, newest_has_other_input, other_input
 from epochsink.protocol.ledger_entries import Resolved, Skipped
-
-if TYPE_CHECKING:
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_history import History
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.sink import Sink
 
 NO_EPOCH: Final = -1
 """What "none" on the command line stands for: a target that holds nothing of the query."""
@@ -27,28 +28,35 @@ def accepted_epoch(text: str) -> int:
 
 
 class Acceptance(Operation):
-    """One statement about the past; ``sink`` is None for epochs decided without this package.
+    """An operator's confirmation that targets are right up to an epoch.
 
-    Raises `ConfigurationError` unless the statement is about the newest epoch in question, and `WentBack` if the ledger
-    has its newest epoch with other input than the checkpoint.
+    ``sink`` names the target; None: the epochs that Spark decided without this package are confirmed, and the targets
+    of ``sinks`` are asked whether they know them. Raises `ConfigurationError` unless ``epoch`` is the newest one in
+    question, and `WentBack` if the ledger is an older copy: a target knows a newer epoch, or the checkpoint has other
+    input for the ledger's newest one.
     """
 
     verb = "accept"
 
-    def __init__(self, place: Place, epoch: int, sink: str | None) -> None:
+    def __init__(self, place: QueryCheckpoint, epoch: int, sink: str | None, sinks: Mapping[str, Sink]) -> None:
         super().__init__(place)
         self._number = epoch
         self._sink = sink
+        self._sinks = sinks
         self._verify(self.before)
 
     def _steps(self) -> list[str]:
         if self._sink is None:
-            which = f"the epochs {self.before.newest + 1} to {self._number}, which Spark decided without ExactlyOnce"
-            return [f"record that {which}, had no rows, or that their rows are in every sink by now"]
+            which = epochs(self.before.newest + 1, self._number)
+            record = (
+                f"record that {which}, decided without ExactlyOnce, had no rows or that their rows were loaded by hand"
+            )
+            unasked = "; no target is asked whether it knows these epochs: add --sinks for that"
+            return [record + ("" if self._sinks else unasked)]
         if self._number == NO_EPOCH:
             return [f"record that sink '{self._sink}' holds no epoch of this query"]
         holds = f"record that sink '{self._sink}' holds what it should up to epoch {self._number}"
-        return [f"{holds}: whatever of it the target lacks, it will never get"]
+        return [f"{holds}: rows that are missing there stay missing"]
 
     def carry_out(self) -> None:
         """Do it. Raises `Fenced` if another driver takes the ledger meanwhile."""
@@ -56,9 +64,9 @@ class Acceptance(Operation):
         self._verify(self.ledger.verify())
         entry = Skipped(self._number) if self._sink is None else Resolved(self._number, self._sink, "accepted")
         self.ledger.append(entry)
-        log.info("recorded: accepted epochs up to %d", self._number)
+        log.info("recorded: accepted epochs up to %s", _text(self._number))
 
-    def _verify(self, history: History) -> None:
+    def _verify(self, history: LedgerHistory) -> None:
         if self._sink is not None:
             self._verify_target(history, self._sink)
             return
@@ -69,11 +77,13 @@ class Acceptance(Operation):
                 f"there is nothing to accept for epoch {self._number}",
                 hint=f"name epoch {newest}" if newest > history.newest else "add --sink NAME to accept a target",
             )
-        # an older copy of the checkpoint was restored: more is lacking than the epochs that are accepted
+        if any(target.disagreements for target in look_in_targets(self.place, self._sinks, Addresses())):
+            raise ledger_is_older(newest, history.newest)
+        # an older copy of the checkpoint was restored: other epochs are missing than those that are accepted
         if newest_has_other_input(history, self.place.checkpoint):
             raise other_input(history.newest)
 
-    def _verify_target(self, history: History, sink: str) -> None:
+    def _verify_target(self, history: LedgerHistory, sink: str) -> None:
         """Refuse all but the sink's newest done epoch, and the decided one that is recorded after it."""
         if sink not in self.owner.origins:
             raise ConfigurationError(
@@ -93,7 +103,7 @@ class Acceptance(Operation):
             )
         if not self.decided(pending.epoch):
             raise ConfigurationError(
-                f"epoch {self._number} is recorded and not decided, so nothing has ever committed it",
+                f"epoch {self._number} is recorded and not decided, so no sink has committed it yet",
                 hint=f"name {_text(newest)}: it is committed once Spark has decided it",
             )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version as installed
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,36 +18,30 @@ from epochsink.cli import orphans as search
 from epochsink.cli import status as state
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance, accepted_epoch
-from epochsink.cli.console import ATTENTION, AsJson, Verbs, answering
-from epochsink.cli.demo import demo
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
+from epochsink.cli.console import ATTENTION, AsJson, answering
+from epochsink.cli.devkit import AllVerbs
 from epochsink.cli.letters import app as letters
 from epochsink.cli.operation import Operation, Recovery
-from epochsink.cli.options import AnySinks, Checkpoint, Sinks, SpoolPlace, Yes, opened
+from epochsink.cli.options import AnySinks, Checkpoint, Sinks, SpoolPlace, Yes, opened, typed_options
 from epochsink.cli.repair import Repair
 from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.cli.sinks_option import load_sinks
-from epochsink.cli.targets import look_in_targets
-from epochsink.errors import ConfigurationError
+from epochsink.errors import Addresses
+from epochsink.sink import Sink
 from epochsink.spark.import_guard import no_queries
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.sink import Sink
-
 app = typer.Typer(
-    cls=Verbs,
+    cls=AllVerbs,
     help="Exactly-once sinks for PySpark Structured Streaming.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
 app.add_typer(letters, name="letters")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         # not by its distribution: it may be pyspark-client's, or a platform's own
         from pyspark import __version__ as pyspark  # noqa: PLC0415 - takes a while
 
@@ -79,20 +74,22 @@ def status(
 ) -> None:
     """Show whether data is late, what is recorded, decided and committed, and what to type: look here first.
 
-    Reads only: safe beside a running query. With --sinks the targets are asked, too: what is pending there, since when,
-    and what it blocks. --sinks is needed for an object store whose settings are in ExactlyOnce(storage_options=...).
+    Reads only: safe beside a running query. With --sinks the targets are asked, too: whether their markers agree with
+    the ledger, what is pending there, since when, and what it blocks. --sinks is needed for an object store whose
+    settings are in ExactlyOnce(storage_options=...). Ends with status 3 if the query has stopped with a failure, or the
+    next start will.
     """
     with answering(as_json=as_json) as answer:
         with opened(checkpoint, sinks, spool) as (place, given):
-            typed = [*(["--sinks", sinks] if sinks else []), *(["--spool", spool] if spool else [])]
-            found = state.read_status(place, typed)
-            if not found.damage:
-                found = replace(found, targets=look_in_targets(place, given))
-        answer.values.update(asdict(found))
+            found = state.read_status(place, given, typed_options(sinks, spool))
+        answer.values.update(asdict(replace(found, targets=())))
+        answer.values["targets"] = [target.to_json() for target in found.targets]
         if not as_json:
             state.show(found, epochs, Console())
     if found.damage:
         raise typer.Exit(1)
+    if found.needs_person:
+        raise typer.Exit(ATTENTION)
     if max_age is not None and max(found.late_seconds, found.open_seconds) > max_age:
         raise typer.Exit(ATTENTION)
 
@@ -116,33 +113,12 @@ def doctor(
     with answering(as_json=as_json) as answer:
         with no_queries("imports the module for the sinks that doctor examines"):
             lines = answer.values["lines"] = []
-            for line in examination.examine(load_sinks(sinks), frame):
+            for line in examination.examine(load_sinks(sinks), sinks, frame):
                 lines.append(asdict(line))
                 answer.say(str(line))
         status = examination.status_of([line["state"] for line in lines])
     if status:
         raise typer.Exit(status)
-
-
-@app.command()
-def report(
-    checkpoint: Checkpoint,
-    *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("epochsink-report.html"),
-    spool: SpoolPlace = None,
-    sinks: AnySinks = None,
-    as_json: AsJson = False,
-) -> None:
-    """Draw the newest epochs of a query on one HTML page: rows, and how long each step took.
-
-    Reads only. The ledger has the receipts of the newest 64 epochs or so.
-    """
-    with answering(as_json=as_json) as answer:
-        with opened(checkpoint, sinks, spool) as (place, _):
-            found = state.read_status(place)
-        output.write_text(state.page_of(found))
-        answer.values.update({"headline": found.headline, "page": str(output)})
-        answer.say(f"wrote {output}")
 
 
 @app.command()
@@ -154,14 +130,14 @@ def audit(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, as_
     """
     with answering(as_json=as_json) as answer:
         with opened(checkpoint, sinks, spool) as (place, given):
-            found = comparison.audit(place, given)
-        answer.values["sinks"] = [asdict(each) for each in found]
-        for each in found:
+            audits = comparison.audit(place, given, Addresses(place.location, sinks, spool or ""))
+        answer.values["sinks"] = [asdict(each) for each in audits]
+        for each in audits:
             for line in each.lines():
                 answer.say(line)
-    if any(each.differs for each in found):
+    if any(each.differs for each in audits):
         raise typer.Exit(ATTENTION)
-    if any(each.error for each in found):
+    if any(each.error for each in audits):
         raise typer.Exit(1)
 
 
@@ -235,7 +211,7 @@ def resolve(
     discard: they are not, and shall not be; what the spool holds of them is kept as a Parquet file.
     """
 
-    def resolution(place: Place, given: Mapping[str, Sink]) -> Operation:
+    def resolution(place: QueryCheckpoint, given: Mapping[str, Sink]) -> Operation:
         return Resolution(
             place,
             epoch=epoch,
@@ -269,9 +245,10 @@ def accept(
 
     With --sink: the target holds what it should up to EPOCH, although its marker is gone or older, or it is another
     server (it was restored or moved, and what was missing has been loaded). Without: the epochs up to EPOCH that Spark
-    decided without ExactlyOnce were empty, or have been loaded by hand. --sinks is needed only as for 'status'.
+    decided without ExactlyOnce were empty, or have been loaded by hand; with --sinks, the targets are asked first: if
+    they know these epochs, the ledger is an older copy.
     """
-    _do(lambda place, _: Acceptance(place, epoch, sink), checkpoint, sinks, spool, yes=yes, as_json=as_json)
+    _do(lambda place, given: Acceptance(place, epoch, sink, given), checkpoint, sinks, spool, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -288,13 +265,13 @@ def orphans(
     """Find what sinks have left in a server: if its checkpoint is lost, or not known."""
     with answering(as_json=as_json) as answer, search.target_of(dsn, bootstrap_servers, hosts, options) as target:
         if end is None:
-            found = target.remnants()
-            answer.values["remnants"] = [asdict(each) for each in found]
+            remnants = target.remnants()
+            answer.values["remnants"] = [each.to_json() for each in remnants]
             if not as_json:
-                search.show(found, Console())
+                search.show(remnants, Console())
             return
         remnant = search.one(target, end)
-        lost = "its rows are lost if its checkpoint still counts on it"
+        lost = "if its checkpoint has recorded it, its rows are lost"
         answer.confirm([f"end {remnant.kind} {remnant.name}: {lost}"], yes=yes)
         target.end(remnant)
         answer.values["done"] = [f"ended {remnant.name}"]
@@ -306,30 +283,8 @@ def main() -> None:
     app()
 
 
-def _mount_services() -> None:
-    """Add the verbs for services, or one that says what they need."""
-    try:
-        from epochsink.cli.services import app as services  # noqa: PLC0415 - clients of the extra [services]
-    except ModuleNotFoundError as absent:
-        missing = absent.name
-
-        # whatever verb and option follows: what is said is what to install
-        @app.command("services", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-        def refuse(*, as_json: AsJson = False) -> None:
-            """Start services for development: needs the extra 'services'."""
-            with answering(as_json=as_json):
-                raise ConfigurationError(
-                    f"the services need the module {missing}", hint='pip install "epochsink[services]"'
-                )
-    else:
-        app.add_typer(services, name="services")
-
-
-_mount_services()
-
-
 def _do(
-    planned: Callable[[Place, Mapping[str, Sink]], Operation],
+    planned: Callable[[QueryCheckpoint, Mapping[str, Sink]], Operation],
     checkpoint: str,
     sinks: str | None,
     spool: str | None,
@@ -341,7 +296,8 @@ def _do(
     with answering(as_json=as_json) as answer, opened(checkpoint, sinks, spool) as (place, given), answer.log():
         operation = planned(place, given)
         answer.confirm(operation.plan(), yes=yes)
-        operation.carry_out()
+        with operation.noting_failure():
+            operation.carry_out()
 
 
 if __name__ == "__main__":

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from epochsink.cli.console import told_of
-from epochsink.errors import ConfigurationError, WentBack
-from epochsink.identity import pipeline_name
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
+from epochsink.cli.console import explanation_of
+from epochsink.cli.targets import standing
+from epochsink.errors import Addresses, ConfigurationError, WentBack
+from epochsink.protocol.consistency import compare, mention_repair
 from epochsink.protocol.ledger import Ledger
-from epochsink.sink import Compared, Identity, Receipt, participants_of
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.retained import Retention
+from epochsink.sink import Compared, Comparison, Participant, Receipt, Sink, participants_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Comparison, Participant, Sink
+    _ToDo = Callable[[Participant, str, WentBack], str]
+    """What an operator has to do about a disagreement of a sink."""
 
 _TURNS: Final = 3
 """How often a sink is compared while the query runs and there are differences."""
@@ -25,15 +27,17 @@ _TURNS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class SinkAudit:
-    """One sink's comparison. ``marker`` says how marker and ledger disagree, ``error`` why the target does not answer.
+    """One sink's comparison. ``marker`` says how marker and ledger disagree, ``hint`` what to do about that.
 
-    ``epochs`` are the done epochs that the ledger has receipts of and that had rows for this sink, oldest first.
+    ``error`` says why the target does not answer. ``epochs`` are the done epochs that the ledger has receipts of and
+    that had rows for this sink, oldest first.
     """
 
     sink: str
     epochs: Sequence[Comparison] = ()
     marker: str = ""
     error: str = ""
+    hint: str = ""
 
     @property
     def differs(self) -> bool:
@@ -45,6 +49,8 @@ class SinkAudit:
         name = f"sink '{self.sink}'"
         if self.error or self.marker:
             yield f"{name}: {self.error or self.marker}"
+        if self.hint:
+            yield f"  {self.hint}"
         for result in Compared:
             by_reason: dict[str, list[Comparison]] = {}
             for each in (each for each in self.epochs if each.result is result):
@@ -56,8 +62,8 @@ class SinkAudit:
             yield f"{name}: no receipt of an epoch with rows to compare"
 
 
-def audit(place: Place, sinks: Mapping[str, Sink]) -> list[SinkAudit]:
-    """Compare each of the sinks that have joined the ledger.
+def audit(place: QueryCheckpoint, sinks: Mapping[str, Sink], addresses: Addresses) -> list[SinkAudit]:
+    """Compare each of the sinks that have joined the ledger. ``addresses`` completes the commands of hints.
 
     Raises `ConfigurationError` if the checkpoint has no ledger, or none of the sinks has joined it.
     """
@@ -66,51 +72,52 @@ def audit(place: Place, sinks: Mapping[str, Sink]) -> list[SinkAudit]:
     joined = {name: sink for name, sink in sinks.items() if owner is not None and name in owner.origins}
     if owner is None or not joined:
         raise ConfigurationError(
-            f"{place.location} has no receipts of these sinks: none of them has joined its ledger",
+            f"{place.location} has no receipts of these sinks: its ledger knows none of them",
             hint="give the checkpoint of the query whose sinks --sinks names",
         )
-    found = []
+
+    def to_do(participant: Participant, name: str, disagreement: WentBack) -> str:
+        mention_repair(disagreement, participant, Retention(place.spool, place.query_id))
+        disagreement.name_sink(name)
+        disagreement.address(addresses)
+        return disagreement.hint
+
+    audits = []
     for participant in participants_of(joined):
         with closing(participant):
-            for name in participant.members:
-                label = pipeline_name(place.location)
-                participant.open(Identity(place.query_id, name, owner.generation, owner.origins[name], label))
-            found += [_audited(ledger, participant, name) for name in participant.members]
-    return found
+            place.open(participant, owner)
+            audits += [_audited(ledger, participant, name, to_do) for name in participant.members]
+    return audits
 
 
-def _audited(ledger: Ledger, participant: Participant, name: str) -> SinkAudit:
-    found, history = SinkAudit(name), ledger.read()
+def _audited(ledger: Ledger, participant: Participant, name: str, to_do: _ToDo) -> SinkAudit:
+    audited, history = SinkAudit(name), ledger.read()
     for _ in range(_TURNS):
         try:
-            found = _compared(history, participant, name)
+            audited = _compared(history, participant, name, to_do)
         except Exception as failure:
-            told = told_of(failure)
-            if told is None:
+            explanation = explanation_of(failure)
+            if explanation is None:
                 raise
-            return SinkAudit(name, error=f"{told['message']}; {told['hint']}")
+            return SinkAudit(name, error=f"{explanation['message']}; {explanation['hint']}")
         # the ledger after the target: if it has changed, the query has written meanwhile
         before, history = history, ledger.read()
-        if not found.differs or _state(before, name) == _state(history, name):
-            return found
-    return _in_doubt(found)
+        if not audited.differs or standing(before, name) == standing(history, name):
+            return audited
+    return _in_doubt(audited)
 
 
-def _state(history: History, name: str) -> object:
-    return history.applied.get(name), history.pending_of(name)
-
-
-def _in_doubt(found: SinkAudit) -> SinkAudit:
+def _in_doubt(audited: SinkAudit) -> SinkAudit:
     """Return a comparison during which the query has written, without its differences."""
-    why = "the query wrote meanwhile; audit again when it stands still"
+    why = "the query wrote meanwhile; audit again while it writes nothing"
     epochs = [
         replace(each, result=Compared.NOT_COMPARED, reason=why) if each.result is Compared.DIFFERS else each
-        for each in found.epochs
+        for each in audited.epochs
     ]
-    return SinkAudit(found.sink, epochs, error=why if found.marker else "")
+    return SinkAudit(audited.sink, epochs, error=why if audited.marker else "")
 
 
-def _compared(history: History, participant: Participant, name: str) -> SinkAudit:
+def _compared(history: LedgerHistory, participant: Participant, name: str, to_do: _ToDo) -> SinkAudit:
     done = history.applied.get(name)
     receipts = [_receipt(history, epoch, name) for epoch in sorted(history.receipts) if _had_rows(history, epoch, name)]
     accepted = done.epoch if done is not None and not done.parts else -1
@@ -121,24 +128,28 @@ def _compared(history: History, participant: Participant, name: str) -> SinkAudi
     ]
     left = [each for each in receipts if each.epoch > accepted]
     try:
-        return SinkAudit(name, [*ruled, *participant.audit(name, done, history.pending_of(name), left)])
+        compare(participant, history, name)
+        newest = -1 if done is None or history.pending_of(name) else done.epoch
+        return SinkAudit(name, [*ruled, *participant.operator().audit(name, left, newest)])
     except WentBack as disagreement:
-        why = "nothing follows from rows while marker and ledger disagree"
-        return SinkAudit(name, [*ruled, *(each.not_compared(why) for each in left)], marker=disagreement.message)
+        why = "rows are not compared while marker and ledger disagree"
+        epochs = [*ruled, *(each.not_compared(why) for each in left)]
+        marker = disagreement.message
+        return SinkAudit(name, epochs, marker, hint=to_do(participant, name, disagreement))
 
 
-def _had_rows(history: History, epoch: int, name: str) -> bool:
-    told = history.receipts[epoch].sinks.get(name)
-    return told is not None and told.rows > 0
+def _had_rows(history: LedgerHistory, epoch: int, name: str) -> bool:
+    progress = history.receipts[epoch].sinks.get(name)
+    return progress is not None and progress.rows > 0
 
 
-def _receipt(history: History, epoch: int, name: str) -> Receipt:
-    told = history.receipts[epoch].sinks[name]
+def _receipt(history: LedgerHistory, epoch: int, name: str) -> Receipt:
+    progress = history.receipts[epoch].sinks[name]
     last = history.applied.get(name)
     known = history.epochs[epoch].parts_of(name) if epoch in history.epochs else ()
     if not known and last is not None and last.epoch == epoch:
         known = last.parts
-    return Receipt(epoch, told.rows, told.deleted, told.set_aside, known)
+    return Receipt(epoch, progress.rows, progress.deleted, progress.set_aside, known)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

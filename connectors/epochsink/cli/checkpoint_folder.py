@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from epochsink.errors import ConfigurationError
+from epochsink.identity import pipeline_name
 from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
+from epochsink.protocol.ledger_entries import Take
 from epochsink.protocol.spool import Spool
-from epochsink.protocol.storage import LocalStorage
+from epochsink.protocol.storage import LocalStorage, refuse_credentials
+from epochsink.sink import Identity, Participant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
-class Place(OpenCheckpoint):
+class QueryCheckpoint(OpenCheckpoint):
     """The opened checkpoint of a query that has run on it, and the query's id."""
 
     query_id: str
@@ -31,6 +33,15 @@ class Place(OpenCheckpoint):
         """What Spark has decided."""
         return Checkpoint(self.files)
 
+    def identity(self, sink: str, take: Take) -> Identity:
+        """Return who a sink is in the generation of a take."""
+        return Identity(self.query_id, sink, take.generation, take.origins[sink], pipeline_name(self.location))
+
+    def open(self, participant: Participant, take: Take) -> None:
+        """Give a participant the identities of its sinks in the generation of a take."""
+        for name in participant.members:
+            participant.open(self.identity(name, take))
+
 
 @contextmanager
 def open_place(
@@ -38,7 +49,7 @@ def open_place(
     spool: str | None = None,
     storage_options: Mapping[str, Any] = MappingProxyType({}),
     own: str | None = None,
-) -> Iterator[Place]:
+) -> Iterator[QueryCheckpoint]:
     """Open a checkpoint folder, given as a path or URI; ``spool`` and ``storage_options`` as in `ExactlyOnce`.
 
     A path without scheme is a local folder. Any other file system is reached through the active Spark session. If there
@@ -53,7 +64,7 @@ def open_place(
                 hint="give the query's checkpointLocation; with its scheme (hdfs://, s3a://) if it is not on "
                 "this machine",
             )
-        yield Place(opened.files, opened.location, opened.spool, query_id)
+        yield QueryCheckpoint(opened.files, opened.location, opened.spool, query_id)
 
 
 @contextmanager
@@ -70,6 +81,7 @@ def open_files(
             _refuse_other(path, _local_path(own) or own)
         yield OpenCheckpoint(LocalStorage(Path(path)), path, Spool.beside(path) if spool is None else Spool(spool))
         return
+    refuse_credentials("CHECKPOINT", checkpoint)
     # only here, so that looking at a local checkpoint does not take a JVM's start
     from epochsink.spark.classic.hadoop_storage import location_of, open_checkpoint  # noqa: PLC0415 - see above
 
@@ -92,7 +104,7 @@ def _refuse_other(location: str, own: str) -> None:
     if own != location:
         raise ConfigurationError(
             f"the sinks belong to checkpoint {own}, and this is {location}",
-            hint="give the query's own checkpoint; if it was moved, let --sinks name a dict of sinks",
+            hint="give the query's own checkpoint; if it was moved, name a dict of sinks in --sinks",
         )
 
 

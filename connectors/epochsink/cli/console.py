@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 from epochsink.errors import ConfigurationError, EpochsinkError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ATTENTION: Final = 3
 """The status of a verb that finds something for which a person is needed."""
@@ -39,7 +37,7 @@ _CLIENTS: Final = {
 """Which system the client speaks to that an exception comes from: by the package's name, as few are installed."""
 
 
-class Answer:
+class VerbOutput:
     """What a verb says: lines as they come or, with ``--json``, the entries of ``values`` at its end."""
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -59,7 +57,7 @@ class Answer:
         self.values["plan"] = list(plan)
         if self.as_json and not yes:
             raise ConfigurationError(
-                "nothing was changed: --json asks no question", hint="read what 'plan' says, and add --yes"
+                "nothing was changed: with --json no question is asked", hint="read what 'plan' says, and add --yes"
             )
         self.say("\n".join(("This will", *(f"  - {line}" for line in plan))))
         try:
@@ -96,13 +94,13 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def answering(*, as_json: bool = False) -> Iterator[Answer]:
+def answering(*, as_json: bool = False) -> Iterator[VerbOutput]:
     """Yield a verb's answer; print it in the end if it is JSON.
 
     An error of this package, a client or the operating system is printed as text, or as the entry ``error``, and ends
     with status 1. A defect keeps its traceback, on standard error.
     """
-    answer = Answer(as_json=as_json)
+    answer = VerbOutput(as_json=as_json)
     try:
         if as_json:
             # what an imported module prints is no part of the object
@@ -113,13 +111,13 @@ def answering(*, as_json: bool = False) -> Iterator[Answer]:
     except typer.Exit:
         raise
     except Exception as failure:
-        told = told_of(failure)
-        answer.values["error"] = {"type": type(failure).__name__, **(told or {"message": str(failure)})}
-        if told is None:
+        explanation = explanation_of(failure)
+        answer.values["error"] = {"type": type(failure).__name__, **(explanation or {"message": str(failure)})}
+        if explanation is None:
             raise
         if not as_json:
             # plain text: a message's brackets are no markup, and a terminal's width breaks no line
-            text = str(failure) if isinstance(failure, EpochsinkError) else "\n  Hint: ".join(told.values())
+            text = str(failure) if isinstance(failure, EpochsinkError) else "\n  Hint: ".join(explanation.values())
             console = Console(stderr=True)
             console.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from failure
@@ -151,7 +149,7 @@ class Verbs(TyperGroup):
         sys.exit(status or 0)
 
 
-def told_of(failure: Exception) -> dict[str, str] | None:
+def explanation_of(failure: Exception) -> dict[str, str] | None:
     """Return what to tell of a failure, the hint last; None for a defect, whose traceback is needed."""
     if isinstance(failure, EpochsinkError):
         message = "\n".join((failure.message, *failure.notes))
@@ -161,7 +159,7 @@ def told_of(failure: Exception) -> dict[str, str] | None:
         return None
     check = "check that the file or the server exists, and that this user may use it"
     if client is not None:
-        check = f"check that {client} runs, that this machine reaches it, and the address and credentials that it gets"
+        check = f"check that {client} runs, that this machine reaches it, and that address and credentials are right"
     doing = "".join(f"{note}: " for note in getattr(failure, "__notes__", ()))
     reason = " ".join(str(failure).split())
     said = f"{doing}{client or 'the operating system'} says {type(failure).__name__}: {reason}"

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from epochsink.cli.console import ATTENTION, AsJson, answering
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
+from epochsink.cli.console import ATTENTION, AsJson, VerbOutput, answering
 from epochsink.cli.options import Checkpoint, Sinks, Yes, opened
-from epochsink.errors import ConfigurationError
-from epochsink.identity import pipeline_name
+from epochsink.errors import ConfigurationError, naming
 from epochsink.protocol.ledger import Ledger
-from epochsink.sink import Chosen, Identity, participants_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.cli.console import Answer
-    from epochsink.sink import Letter, Letters, Sink
+from epochsink.sink import Chosen, Letter, Letters, Retried, Sink, participants_of
 
 app = typer.Typer(
     help="Rows that a target refused and that were set aside: list them, write them again, or delete them.",
     no_args_is_help=True,
 )
 
-SinkName = Annotated[str | None, typer.Option("--sink", metavar="NAME", help="The sink; needed if several have any.")]
+SinkName = Annotated[str | None, typer.Option("--sink", metavar="NAME", help="Only letters of this sink.")]
+OneSinkName = Annotated[
+    str | None, typer.Option("--sink", metavar="NAME", help="The sink; needed if several have such letters.")
+]
 Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="A letter; may be given several times.")]
 OfEpoch = Annotated[int | None, typer.Option("--epoch", help="Only letters of this epoch.", min=0)]
-Every = Annotated[bool, typer.Option("--all", help="All letters of the sink.")]
+Every = Annotated[bool, typer.Option("--all", help="All letters.")]
 
 _SHOWN: Final = 300
 
@@ -55,10 +52,10 @@ def show(
     with (
         answering(as_json=as_json) as answer,
         opened(checkpoint, sinks, None) as (place, given),
-        _letters(place, given, sink) as found,
+        _letters(place, given, sink) as letters_of,
     ):
         answer.values["sinks"] = []
-        for name, letters in found.items():
+        for name, letters in letters_of.items():
             _tell(answer, name, letters.count(chosen), letters.read(chosen, limit))
 
 
@@ -76,24 +73,38 @@ def retry(
 ) -> None:
     """Write dead letters to the target as an epoch of their own, each once: if table, topic or mapping is corrected.
 
-    Safe beside a running query, and to be repeated if it was interrupted. A row that is refused again stays a letter;
-    then it ends with status 3.
+    Without --sink, those of each sink that has any. Safe beside a running query, and to be repeated if it was
+    interrupted. A row that is refused again stays a letter; then it ends with status 3.
     """
     chosen = _chosen(ids, epoch, every=every)
-    with answering(as_json=as_json) as answer, opened(checkpoint, sinks, None) as (place, given):
-        with _one(place, given, sink, chosen) as (name, letters):
-            plan = [f"write {letters.count(chosen)} dead letter(s) of sink '{name}' to its target, each once"]
+    total = Retried()
+    with (
+        answering(as_json=as_json) as answer,
+        opened(checkpoint, sinks, None) as (place, given),
+        _having(place, given, sink, chosen) as having,
+    ):
+        plan = []
+        for name, letters in having.items():
+            plan.append(f"write {letters.count(chosen)} dead letter(s) of sink '{name}' to its target, each once")
             if caution := letters.caution():
                 plan.append(f"know that {caution}")
-            answer.confirm(plan, yes=yes)
-            done = letters.retry(chosen)
-        answer.values.update(asdict(done))
-        newer = f", {done.superseded} superseded by newer rows, which stay" if done.superseded else ""
-        answer.say(f"sink '{name}': {done.written} written{newer}, {done.kept} still dead letter(s)")
-        if done.kept:
-            answer.say(f"  for example: {done.reason}")
-    if done.kept:
+        answer.confirm(plan, yes=yes)
+        for name, letters in having.items():
+            with naming(name):
+                done = letters.retry(chosen)
+            total += done
+            _tell_retried(answer, name, done)
+            answer.values.update(asdict(total))
+    if total.kept:
         raise typer.Exit(ATTENTION)
+
+
+def _tell_retried(answer: VerbOutput, sink: str, done: Retried) -> None:
+    answer.values.setdefault("sinks", []).append({"sink": sink, **asdict(done)})
+    newer = f", {done.superseded} superseded by newer rows, which stay" if done.superseded else ""
+    answer.say(f"sink '{sink}': {done.written} written{newer}, {done.kept} still dead letter(s)")
+    if done.kept:
+        answer.say(f"  for example: {done.reason}")
 
 
 @app.command()
@@ -101,7 +112,7 @@ def drop(
     checkpoint: Checkpoint,
     *,
     sinks: Sinks,
-    sink: SinkName = None,
+    sink: OneSinkName = None,
     ids: Ids = None,
     epoch: OfEpoch = None,
     every: Every = False,
@@ -111,7 +122,13 @@ def drop(
     """Delete dead letters for good: if their rows are not needed, or were loaded by other means."""
     chosen = _chosen(ids, epoch, every=every)
     with answering(as_json=as_json) as answer, opened(checkpoint, sinks, None) as (place, given):
-        with _one(place, given, sink, chosen) as (name, letters):
+        with _having(place, given, sink, chosen) as having:
+            if len(having) > 1:
+                # they are gone for good then
+                raise ConfigurationError(
+                    f"several sinks have such dead letters: {', '.join(having)}", hint="add --sink NAME, once for each"
+                )
+            ((name, letters),) = having.items()
             count = letters.count(chosen)
             answer.confirm([f"delete {count} dead letter(s) of sink '{name}': their rows are lost"], yes=yes)
             answer.values["dropped"] = letters.drop(chosen)
@@ -125,17 +142,25 @@ def _chosen(ids: Sequence[str] | None, epoch: int | None, *, every: bool) -> Cho
 
 
 @contextmanager
-def _one(place: Place, sinks: Mapping[str, Sink], sink: str | None, chosen: Chosen) -> Iterator[tuple[str, Letters]]:
-    """Yield the named sink, or the only one that has chosen letters. Raises `ConfigurationError` if several have."""
-    with _letters(place, sinks, sink) as found:
-        having = [name for name, letters in found.items() if letters.count(chosen)] or list(found)[:1]
-        if len(having) > 1:
-            raise ConfigurationError(f"several sinks have dead letters: {', '.join(having)}", hint="add --sink NAME")
-        yield having[0], found[having[0]]
+def _having(
+    place: QueryCheckpoint, sinks: Mapping[str, Sink], sink: str | None, chosen: Chosen
+) -> Iterator[Mapping[str, Letters]]:
+    """Yield the letters of each sink that has chosen ones, or of the first one that can have any, if none has.
+
+    Raises `ConfigurationError` if ids are chosen and several sinks have them: an id names a letter of one sink.
+    """
+    with _letters(place, sinks, sink) as letters_of:
+        having = {name: letters for name, letters in letters_of.items() if letters.count(chosen)}
+        if chosen.ids and len(having) > 1:
+            raise ConfigurationError(
+                f"several sinks have letters of these ids: {', '.join(having)}",
+                hint="add --sink NAME, with the ids of that sink",
+            )
+        yield having or dict(list(letters_of.items())[:1])
 
 
 @contextmanager
-def _letters(place: Place, sinks: Mapping[str, Sink], sink: str | None) -> Iterator[Mapping[str, Letters]]:
+def _letters(place: QueryCheckpoint, sinks: Mapping[str, Sink], sink: str | None) -> Iterator[Mapping[str, Letters]]:
     """Yield the letters of each sink, or of the named one, that has joined the ledger and can have any.
 
     Raises `ConfigurationError` if there is none.
@@ -144,35 +169,34 @@ def _letters(place: Place, sinks: Mapping[str, Sink], sink: str | None) -> Itera
     owner = history.owner
     if owner is None:
         raise ConfigurationError(
-            f"{place.location} has no ledger: no sink of epochsink has joined it", hint="give the query's checkpoint"
+            f"{place.location} has no ledger: epochsink has recorded nothing there", hint="give the query's checkpoint"
         )
     joined = {name: each for name, each in sinks.items() if name in owner.origins}
     if sink is not None and sink not in joined:
         raise ConfigurationError(
-            f"the query has no sink '{sink}'", hint=f"those of --sinks that it has: {', '.join(joined) or 'none'}"
+            f"the query has no sink '{sink}'", hint=f"of those in --sinks it has: {', '.join(joined) or 'none'}"
         )
     participants = participants_of(joined)
-    found: dict[str, Letters] = {}
+    letters_of: dict[str, Letters] = {}
     try:
         for participant in participants:
+            place.open(participant, owner)
             for name in participant.members:
-                label = pipeline_name(place.location)
-                participant.open(Identity(place.query_id, name, owner.generation, owner.origins[name], label))
-                if sink in {None, name} and (letters := participant.letters(name)) is not None:
+                if sink in {None, name} and (letters := participant.operator().letters(name)) is not None:
                     letters.applied = history.applied.get(name)
-                    found[name] = letters
-        if not found:
+                    letters_of[name] = letters
+        if not letters_of:
             raise ConfigurationError(
                 f"{f'sink {sink!r} has' if sink else 'the sinks have'} no dead letters: nothing is set aside there",
                 hint='rows are set aside by sinks with on_rejected="dead_letter"',
             )
-        yield found
+        yield letters_of
     finally:
         for participant in participants:
             participant.close()
 
 
-def _tell(answer: Answer, sink: str, count: int, letters: Sequence[Letter]) -> None:
+def _tell(answer: VerbOutput, sink: str, count: int, letters: Sequence[Letter]) -> None:
     answer.values["sinks"].append({"sink": sink, "count": count, "letters": [asdict(each) for each in letters]})
     answer.say(f"sink '{sink}': {count} dead letter(s)" + (f", the newest {len(letters)}:" if letters else ""))
     for each in letters:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import ClassVar
 
-from epochsink.errors import ConfigurationError, naming
-from epochsink.identity import pipeline_name
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
+from epochsink.errors import ConfigurationError, EpochsinkError, naming
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.joining import refuse_other_kind
 from epochsink.protocol.ledger import Ledger
-from epochsink.protocol.retained import Retention
-from epochsink.sink import Identity, participants_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_entries import Take
-    from epochsink.sink import Participant, Sink
+from epochsink.protocol.ledger_entries import Stopped, Take
+from epochsink.protocol.run_state import CommitQueue, RunState
+from epochsink.sink import Participant, Sink, comparing, participants_of
 
 log = logging.getLogger("epochsink")
 
@@ -35,7 +30,7 @@ class Operation(ABC):
     verb: ClassVar[str]
     even_abandoned: ClassVar[bool] = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: QueryCheckpoint) -> None:
         self.place = place
         self.ledger = Ledger(
             place.files, uuid.uuid4().hex, even_abandoned=self.even_abandoned, purpose=f"epochsink {self.verb}"
@@ -44,8 +39,8 @@ class Operation(ABC):
         if self.before.owner is None:
             raise ConfigurationError(
                 f"{place.location} has no ledger: epochsink has recorded nothing there",
-                hint="if epochsink ran on this checkpoint, restore its folder epochsink/ from the copy that the rest "
-                "came from; 'epochsink orphans' finds what is left in a server without a checkpoint",
+                hint="if epochsink ran on this checkpoint, restore its folder epochsink/ from the same copy as the "
+                "rest; 'epochsink orphans' finds what is left in a server without a checkpoint",
             )
         self.owner: Take = self.before.owner
 
@@ -64,6 +59,19 @@ class Operation(ABC):
         Raises `Fenced` if another driver takes the ledger meanwhile, and what the sinks raise.
         """
 
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Keep a failure of `carry_out` in the ledger, as that of a start: `epochsink status` shows it.
+
+        Best effort, and only after the take.
+        """
+        try:
+            yield
+        except Exception as failure:
+            with suppress(EpochsinkError, OSError):
+                self.ledger.append(Stopped.of(failure))
+            raise
+
     def take(self) -> Take:
         """Take the ledger: from here on no earlier driver can record anything."""
         taken = self.ledger.take(self.place.query_id, {}, -1)
@@ -78,31 +86,33 @@ class Operation(ABC):
     def reached(self, sinks: Mapping[str, Sink]) -> Iterator[Sequence[Participant]]:
         """Yield the participants of the sinks, once each target has answered; close them in the end.
 
-        Asked before the take, which ends a driver that runs: a target that is down keeps that driver its ledger. Sinks
-        that have never been part of the query are left out.
+        They are asked before the take, which stops a running driver: if a target is down, that driver keeps its ledger.
+        Sinks that have never been part of the query are left out.
         """
         for name in sinks.keys() - self.owner.origins.keys():
-            log.info("sink '%s' has never been part of this query: there is nothing to look for", name)
+            log.info("sink '%s' has never been part of this query: nothing to do there", name)
         participants = participants_of({name: sinks[name] for name in sinks if name in self.owner.origins})
+        place = self.place
+        self.run = RunState(
+            place.query_id, self.ledger, place.checkpoint, place.spool, participants, CommitQueue(), place.location
+        )
         try:
             for participant in participants:
                 self.open(participant, self.owner)
                 for name in participant.members:
-                    with naming(name):
-                        participant.newest(name)
+                    with naming(name), comparing():
+                        participant.marks(name, self.before.applied.get(name), None)
             yield participants
         finally:
             for participant in participants:
                 participant.close()
 
     def open(self, participant: Participant, take: Take) -> None:
-        """Tell a participant who its sinks are in the generation of a take."""
+        """Give a participant the identities of its sinks in the generation of a take."""
         refuse_other_kind(participant, take.origins)
-        participant.require_ours = self.ledger.verify
-        pipeline = pipeline_name(self.place.location)
         for name in participant.members:
-            who = Identity(self.place.query_id, name, take.generation, take.origins[name], pipeline)
-            participant.open(who)
+            self.run.identities[name] = self.place.identity(name, take)
+            participant.open(self.run.identities[name])
 
     def coordinator(self, participants: Sequence[Participant]) -> Coordinator:
         """Return what recovers the ledger by these participants."""
@@ -113,8 +123,6 @@ class Operation(ABC):
             spool=self.place.spool,
             participants=participants,
             location=self.place.location,
-            # the epochs that a command finishes must not be missing among those that the query retains
-            retain_seconds=Retention(self.place.spool, self.place.query_id).newest_seconds(),
         )
 
     def recover(self, participants: Sequence[Participant]) -> None:
@@ -122,9 +130,9 @@ class Operation(ABC):
         before = self.ledger.read()
         self.coordinator(participants).recover()
         after = self.ledger.read()
-        told = [f"committed epoch {one.epoch}" for one in before.pending if one.epoch in after.done]
-        told += [f"left epoch {one.epoch} as it is recorded: Spark has not decided it" for one in after.pending]
-        for line in told or ["no recorded epoch is pending"]:
+        lines = [f"committed epoch {one.epoch}" for one in before.pending if one.epoch in after.done]
+        lines += [f"left epoch {one.epoch} recorded: Spark has not decided it" for one in after.pending]
+        for line in lines or ["no recorded epoch is pending"]:
             log.info(line)
 
 
@@ -133,7 +141,7 @@ class Recovery(Operation):
 
     verb = "recover"
 
-    def __init__(self, place: Place, sinks: Mapping[str, Sink]) -> None:
+    def __init__(self, place: QueryCheckpoint, sinks: Mapping[str, Sink]) -> None:
         super().__init__(place)
         self._sinks = sinks
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from epochsink.cli.checkpoint_folder import open_place
+from epochsink.cli.checkpoint_folder import QueryCheckpoint, open_place
 from epochsink.cli.sinks_option import Loaded, load_sinks
-from epochsink.errors import EpochsinkError
+from epochsink.errors import Addresses, EpochsinkError
+from epochsink.sink import Sink
 from epochsink.spark.import_guard import no_queries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.sink import Sink
 
 Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint folder: a path or URI.")]
 SpoolPlace = Annotated[str | None, typer.Option("--spool", help="Where the spool is, if not in the checkpoint.")]
@@ -30,7 +25,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 
 @contextmanager
-def opened(checkpoint: str, sinks: str | None, spool: str | None) -> Iterator[tuple[Place, Mapping[str, Sink]]]:
+def opened(
+    checkpoint: str, sinks: str | None, spool: str | None
+) -> Iterator[tuple[QueryCheckpoint, Mapping[str, Sink]]]:
     """Yield the checkpoint, and the sinks that ``--sinks`` names; an error's commands name both."""
     with no_queries("imports the module for the sinks that --sinks names"):
         loaded = load_sinks(sinks) if sinks else Loaded({})
@@ -38,7 +35,10 @@ def opened(checkpoint: str, sinks: str | None, spool: str | None) -> Iterator[tu
             try:
                 yield place, loaded.sinks
             except EpochsinkError as failure:
-                failure.address(place.location)
-                if sinks:
-                    failure.hint = failure.hint.replace("--sinks MODULE:ATTRIBUTE", f"--sinks {shlex.quote(sinks)}")
+                failure.address(Addresses(place.location, sinks or "", spool or loaded.spool or ""))
                 raise
+
+
+def typed_options(sinks: str | None, spool: str | None) -> list[str]:
+    """Return the options that opened a checkpoint, as words: the commands of an answer repeat them."""
+    return [*(["--sinks", sinks] if sinks else []), *(["--spool", spool] if spool else [])]

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from epochsink.credentials import refuse_unencoded, without_userinfo
 from epochsink.errors import ConfigurationError
+from epochsink.sink import Remnant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from rich.console import Console
 
-    from epochsink.sink import Remnant
 
-
-class Target(Protocol):
+class RemnantSource(Protocol):
     """A server that remnants are looked for in."""
 
     def remnants(self) -> list[Remnant]:
         """Return what every sink has left."""
 
     def end(self, remnant: Remnant) -> None:
-        """End one of them."""
+        """End one of them that may be ended (`Remnant.stays`)."""
 
     def close(self) -> None:
         """Release the connections."""
@@ -34,7 +33,7 @@ class Target(Protocol):
 @contextmanager
 def target_of(
     dsn: str | None, bootstrap_servers: str | None, hosts: str | None, options: Path | None
-) -> Iterator[Target]:
+) -> Iterator[RemnantSource]:
     """Yield the one server that is given, connected. Raises `ConfigurationError` if it is not one."""
     if (dsn, bootstrap_servers, hosts).count(None) != 2:  # noqa: PLR2004 - all but one
         raise ConfigurationError(
@@ -52,31 +51,34 @@ def target_of(
         ) from missing
 
 
-def one(target: Target, name: str) -> Remnant:
+def one(target: RemnantSource, name: str) -> Remnant:
     """Return the remnant of this name. Raises `ConfigurationError` if there is none, or its driver is connected."""
-    found = next((each for each in target.remnants() if each.name == name), None)
-    if found is None:
+    remnant = next((each for each in target.remnants() if each.name == name), None)
+    if remnant is None:
         raise ConfigurationError(
-            f"nothing here is named {name!r}", hint="leave --end out to list what there is; give the whole name"
+            f"epochsink has left nothing named {name!r} there",
+            hint="leave --end out to list what there is; give the whole name",
         )
-    if found.in_use:
+    if remnant.stays:
+        raise ConfigurationError(f"{name} must stay: {remnant.stays}", hint="leave it there; it takes one document")
+    if remnant.in_use:
         raise ConfigurationError(
             f"{name} belongs to a query whose driver is connected now", hint="stop that query first"
         )
-    return found
+    return remnant
 
 
 def show(remnants: Sequence[Remnant], console: Console) -> None:
     """Print what was found, a block each that fits a narrow terminal; names are whole, to be copied."""
     if not remnants:
-        console.print("nothing of epochsink's is left there")
+        console.print("epochsink has left nothing there")
         return
     for each in remnants:
         for line in lines_of(each):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(
-        "\nIf its checkpoint exists, type epochsink recover or epochsink abandon with it: they know what is recorded.\n"
-        "If not: the same command with --end NAME.",
+        "\nIf its checkpoint exists, start the query, or type 'epochsink recover' or 'epochsink abandon' with it: they "
+        "know what is recorded.\nIf not: the same command with --end NAME.",
         style="bold",
         highlight=False,
     )
@@ -90,6 +92,7 @@ def lines_of(remnant: Remnant) -> list[str]:
         f"{remnant.kind} of {remnant.label or remnant.key}, generation {remnant.generation}{epoch}",
         f"age {age}" + (f", owner {remnant.owner}" if remnant.owner else ""),
         *(f"blocks {held}" for held in remnant.holds),
+        *([f"must stay: {remnant.stays}"] if remnant.stays else ()),
         _CONNECTED[remnant.in_use],
     ]
     return [remnant.name, *(f"  {fact}" for fact in facts)]
@@ -98,25 +101,30 @@ def lines_of(remnant: Remnant) -> list[str]:
 _CONNECTED: Final = {True: "its driver is connected now", False: "its driver is not connected", None: "driver unknown"}
 
 
-def _open(dsn: str | None, bootstrap_servers: str | None, hosts: str | None, options: dict[str, str]) -> Target:
+def _open(dsn: str | None, bootstrap_servers: str | None, hosts: str | None, options: dict[str, str]) -> RemnantSource:
     # imported where they are needed: each sink's client is an extra of its own
     if dsn is not None:
-        from epochsink.postgres.remnants import Database  # noqa: PLC0415 - see above
+        from epochsink.postgres.remnants import SweptDatabase  # noqa: PLC0415 - see above
 
-        return Database(dsn, options)
+        return SweptDatabase(dsn, options)
     if bootstrap_servers is not None:
         from epochsink.kafka.remnants import Brokers  # noqa: PLC0415 - see above
 
         return Brokers(bootstrap_servers, options)
     from epochsink.elasticsearch.remnants import Node  # noqa: PLC0415 - see above
 
+    given = (hosts or "").split(",")
+    for url in given:
+        refuse_unencoded("--hosts", url)
     try:
-        return Node((hosts or "").split(","), options)
+        return Node(given, options)
     except (TypeError, ValueError) as unusable:
-        # so the client says that an address has no scheme, or that it has no such option
+        # so the client says that an address has no scheme, or that it has no such option; it may quote a password
+        why = "" if "@" in str(hosts) else f": {unusable}"
         raise ConfigurationError(
-            f"--hosts {hosts} cannot be used: {unusable}", hint="--hosts https://host:9200; --options has the client's"
-        ) from unusable
+            f"--hosts {','.join(map(without_userinfo, given))} cannot be used{why}",
+            hint="--hosts https://host:9200; --options has the client's",
+        ) from (unusable if why else None)
 
 
 def _options(path: Path | None) -> dict[str, str]:

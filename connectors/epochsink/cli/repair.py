@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
 from epochsink.cli.operation import Operation, log, names
 from epochsink.errors import ConfigurationError, WentBack, naming
 from epochsink.protocol import repair
-from epochsink.protocol.retained import Retention
-from epochsink.sink import Identity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_entries import Take
-    from epochsink.protocol.ledger_history import History
-    from epochsink.protocol.repair import Lack
-    from epochsink.sink import Participant, Rows, Sink
+from epochsink.protocol.consistency import AppliedCheck
+from epochsink.protocol.ledger_entries import Take
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.repair import Lack
+from epochsink.sink import Participant, Sink
 
 
 class Repair(Operation):
@@ -29,24 +24,23 @@ class Repair(Operation):
 
     verb = "repair"
 
-    def __init__(self, place: Place, sinks: Mapping[str, Sink]) -> None:
+    def __init__(self, place: QueryCheckpoint, sinks: Mapping[str, Sink]) -> None:
         super().__init__(place)
         self._sinks = sinks
-        self._retention = Retention(place.spool, place.query_id)
         with self.reached(sinks) as participants:
-            others = [name for one in participants if not one.repairs for name in one.members]
-            lacks = [self._lacking(one, self.before) for one in participants if one.repairs]
+            losses = {name: one.operator().losses() for one in participants for name in one.members}
+            lacks = [self._lacking(one, self.before) for one in participants]
         self._lacks = [lack for each in lacks for lack in each]
         if not self._lacks:
             raise ConfigurationError(
                 f"no target of {names(sinks)} lacks a done epoch: there is nothing to repair",
                 hint="start the query; it says what else is wrong",
             )
-        repair.verify_rows(self._lacks, self._rows)
-        self._others = others
+        repair.verify_rows(self.run, self._lacks)
+        self._others = [name for name, found in losses.items() if found is None]
         lacking = {name for lack in self._lacks for name in lack.parts}
         self._warnings = list(
-            dict.fromkeys(one.repair_warning for one in participants if not lacking.isdisjoint(one.members))
+            dict.fromkeys(found.warning for name, found in losses.items() if found and name in lacking)
         )
 
     def _steps(self) -> list[str]:
@@ -60,7 +54,7 @@ class Repair(Operation):
         with self.reached(self._sinks) as participants:
             taken = self.take()
             for participant in participants:
-                if participant.repairs:
+                if participant.operator().losses():
                     self._repair(participant, taken)
             for participant in participants:
                 self.open(participant, taken)
@@ -76,25 +70,21 @@ class Repair(Operation):
         # again, from the take on: another command may have applied some meanwhile
         history = self.ledger.verify()
         lacks = self._lacking(participant, history)
-        repair.verify_rows(lacks, self._rows)
+        repair.verify_rows(self.run, lacks)
         for line in self._end_leftovers(participant, history, lacks):
             log.info("ended what no recorded epoch names: %s", line)
         # again: until the sweep, a driver on another copy of the checkpoint may have committed what it had prepared
         lacks = self._lacking(participant, history)
-        repair.apply_again(participant, lacks, self.ledger, self._retention, self._rows)
+        repair.apply_again(self.run, participant, lacks)
 
-    def _lacking(self, participant: Participant, history: History) -> list[Lack]:
-        return repair.lacking(participant, history, self._retention)
+    def _lacking(self, participant: Participant, history: LedgerHistory) -> list[Lack]:
+        return repair.lacking(participant, history, self.run.retention)
 
-    def _end_leftovers(self, participant: Participant, history: History, lacks: Sequence[Lack]) -> list[str]:
+    def _end_leftovers(self, participant: Participant, history: LedgerHistory, lacks: Sequence[Lack]) -> list[str]:
         return repair.end_leftovers(participant, history, lacks)
 
     def _compare(self, participant: Participant) -> None:
-        history = self.ledger.verify()
+        self.ledger.verify()
         for name in participant.members:
             with naming(name):
-                participant.verify_applied(name, history.applied.get(name), history.pending_of(name))
-
-    def _rows(self, lack: Lack, name: str) -> Rows:
-        share = lack.retained.prepared.shares[name]
-        return self.place.spool.rows(Identity(self.place.query_id, name), lack.at, share.tasks, share.files)
+                AppliedCheck(self.run).verify(name)

@@ -1,4 +1,4 @@
-"""Close one sink's share of a recorded epoch as an operator declares, if the target cannot say whether it is committed.
+"""Close one sink's share of a recorded epoch as an operator declares, if the target does not tell its outcome.
 
 An epoch that Spark has not decided yet can only be discarded, for a sink that is gone.
 
@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import enum
 import re
-import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from epochsink.cli.checkpoint_folder import QueryCheckpoint
 from epochsink.cli.operation import Operation, log, names
-from epochsink.errors import ConfigurationError, SpoolMissing, WentBack, naming
-from epochsink.protocol.ledger_entries import Done, Replay, Resolved
+from epochsink.errors import ConfigurationError, SpoolMissing, naming
+from epochsink.protocol.commit_engine import CommitEngine, Policy
+from epochsink.protocol.consistency import AppliedCheck
+from epochsink.protocol.ledger_entries import Done, Prepared, Replay, Resolved
+from epochsink.protocol.ledger_history import LedgerHistory
 from epochsink.protocol.storage import sync_path
-from epochsink.protocol.sweep import abort_orphans
-from epochsink.sink import Ballot, Identity, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_entries import Prepared
-    from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Ballots, Committables, Participant, Rows, Sink, Verdict
+from epochsink.protocol.sweep import end_orphans, recorded_parts
+from epochsink.sink import Identity, Outcome, Participant, Rows, Sink, Verdict
 
 
 class Ruling(enum.StrEnum):
@@ -40,6 +35,51 @@ class Ruling(enum.StrEnum):
     COMMITTED = "committed"
     REPLAY = "replay"
     DISCARD = "discard"
+
+
+@dataclass(frozen=True)
+class Declared(Policy):
+    """An operator has declared the outcome of what the target of one sink does not tell."""
+
+    sink: str
+    ruling: Ruling
+    _replayed: set[int] = field(default_factory=set, init=False)
+
+    def compare(self, sink: str) -> None:
+        """Raise `WentBack` if a target lacks done epochs, but not for who applied this one: that is the question."""
+        self.run.ledger.verify()
+        with naming(sink):
+            AppliedCheck(self.run).verify(sink, but=self.number)
+
+    def note(self, sink: str, verdicts: Mapping[int, Verdict]) -> None:
+        """Tell the operator."""
+        del sink
+        for index, verdict in verdicts.items():
+            log.info("%s: the target says %s %s", self._part(index), verdict.outcome.value, verdict.evidence)
+
+    def is_lost(self, sink: str, index: int, verdict: Verdict) -> bool:
+        """Let the word count for what is unknown, once: it says nothing of a part that was prepared again since."""
+        if self.ruling is Ruling.REPLAY:
+            if index in self._replayed:
+                return super().is_lost(sink, index, verdict)
+            self._replayed.add(index)
+            return True
+        if verdict.outcome is Outcome.ABORTED:
+            raise ConfigurationError(
+                f"epoch {self.number}, sink '{sink}': the target says that {self._part(index)} is gone "
+                f"({verdict.evidence}), so it is not committed",
+                hint="to prepare it again from the spool, and to commit it: epochsink recover CHECKPOINT "
+                "--sinks MODULE:ATTRIBUTE",
+            )
+        return False
+
+    def record(self, replay: Replay) -> None:
+        """Record it, and tell the operator."""
+        super().record(replay)
+        log.info("prepared again from the spool, and recorded")
+
+    def _part(self, index: int) -> str:
+        return f"part {index + 1} of {len(self.recorded().parts_of(self.sink))}"
 
 
 class Resolution(Operation):
@@ -55,7 +95,7 @@ class Resolution(Operation):
 
     def __init__(
         self,
-        place: Place,
+        place: QueryCheckpoint,
         *,
         epoch: int,
         sink: str,
@@ -85,8 +125,8 @@ class Resolution(Operation):
         self._together = sorted({*self._prepared.sharers(sink)} & self._prepared.shares.keys())
         if ruling is Ruling.REPLAY and len(self._together) > 1:
             raise ConfigurationError(
-                f"epoch {epoch} is one transaction for {names(self._together)}, and would be prepared again for one",
-                hint="what the target has lost is prepared again for all of them, and committed, by: epochsink recover "
+                f"epoch {epoch} is one transaction for {names(self._together)}: all of it is prepared again, or none",
+                hint="to prepare again what the target has lost, for all of them, and to commit it: epochsink recover "
                 "CHECKPOINT --sinks MODULE:ATTRIBUTE",
             )
         for name in self._together if ruling is Ruling.DISCARD else ():
@@ -109,7 +149,7 @@ class Resolution(Operation):
         if self._ruling is Ruling.REPLAY:
             again = f"prepare the unknown parts of {which} again from the spool, and record them as a replay"
             return [*asked, again, "commit the epoch in every sink"]
-        return [*asked, f"record {which} as committed: whatever of it the target lacks, it will never get"]
+        return [*asked, f"record {which} as committed: rows that are missing there stay missing"]
 
     def carry_out(self) -> None:
         """Do it; with sinks, the rest of the epoch is committed too, and nothing is taken if a target is down."""
@@ -130,7 +170,7 @@ class Resolution(Operation):
             if participants:
                 self.recover(participants)
 
-    def _find(self, history: History) -> Prepared:
+    def _find(self, history: LedgerHistory) -> Prepared:
         """Return the epoch as recorded, or refuse."""
         prepared = history.epochs.get(self._number)
         pending = [prepared.epoch for prepared in history.pending]
@@ -142,76 +182,29 @@ class Resolution(Operation):
         if self._ruling is not Ruling.DISCARD and not self.decided(prepared.epoch):
             raise ConfigurationError(
                 f"epoch {self._number} is recorded and not decided: its commit has not been tried yet",
-                hint="start the query: Spark runs the epoch again, and the recorded attempt stands; for a sink whose "
+                hint="start the query: Spark runs the epoch again, and the recorded attempt is kept; for a sink whose "
                 "target is gone: --as discard",
             )
         if self._sink not in prepared.shares:
             raise ConfigurationError(
                 f"epoch {self._number} has nothing pending in sink '{self._sink}'",
-                hint=f"it has in {names(prepared.shares) or 'none'}",
+                hint=f"its rows are pending in: {names(prepared.shares) or 'no sink'}",
             )
         return prepared
 
     # ---- with the target
 
     def _ask(self, participant: Participant) -> None:
-        history = self.ledger.verify()
+        policy = Declared(self.run, participant, self._number, self._sink, self._ruling)
         # before anything is committed: with this epoch's marker, a target that was set back looks as if it had them all
         for name in participant.members:
-            self._compare(participant, name, history)
+            policy.compare(name)
         # before the commit: what a superseded driver left may hold locks that it needs
-        for line in abort_orphans(participant, history):
+        for line in end_orphans(participant, recorded_parts(participant, self.ledger.verify())):
             log.info("aborted what no recorded epoch names: %s", line)
-        for index, verdict in enumerate(self._verdicts(participant)):
-            self._heed(participant, index, verdict)
-        participant.await_visible(self._prepared.at, self._ballots(self._prepared.parts_of(self._sink)))
-
-    def _compare(self, participant: Participant, name: str, history: History) -> None:
-        """Raise `WentBack` if a target lacks done epochs, but not for who applied this one: that is the question."""
-        with naming(name):
-            try:
-                participant.verify_applied(name, history.applied.get(name), history.pending_of(name))
-            except WentBack:
-                if participant.newest(name) != self._number:
-                    raise
-
-    def _ballots(self, parts: Committables) -> Ballots:
-        return {self._sink: Ballot(parts, self._rows(self._sink), self.ledger.known().applied.get(self._sink))}
-
-    def _verdicts(self, participant: Participant) -> list[Verdict]:
-        """Ask about all parts together, because one may have to wait for another."""
-        parts = self._prepared.parts_of(self._sink)
-        verdicts: list[Verdict] = []
-        while len(verdicts) < len(parts):
-            left = self._ballots(parts[len(verdicts) :])
-            found = list(participant.commit(self._prepared.at, left)[self._sink])
-            unknown = next((at for at, one in enumerate(found) if one.outcome is Outcome.UNKNOWN), None)
-            if unknown is not None and all(one == found[unknown] for one in found[unknown:]):
-                # parts that were not tried, as the outcome of one before is unknown, have its verdict
-                found = found[: unknown + 1]
-            verdicts += found
-        return verdicts
-
-    def _heed(self, participant: Participant, index: int, verdict: Verdict) -> None:
-        parts = self._prepared.shares[self._sink].parts
-        part = f"part {index + 1} of {len(parts)}"
-        log.info("%s: the target says %s %s", part, verdict.outcome.value, verdict.evidence)
-        if verdict.outcome is Outcome.COMMITTED:
-            return
-        if self._ruling is Ruling.REPLAY:
-            replayed = participant.replay(self._prepared.at, parts[index], self._ballots(parts), uuid.uuid4().hex)
-            if replayed == parts[index]:
-                return
-            self.ledger.append(Replay(self._number, (self._sink,), (*parts[:index], replayed, *parts[index + 1 :])))
-            log.info("%s: prepared again from the spool, and recorded", part)
-            self._prepared = self.ledger.verify().epochs[self._number]
-        elif verdict.outcome is Outcome.ABORTED:
-            raise ConfigurationError(
-                f"epoch {self._number}, sink '{self._sink}': the target says that {part} is gone "
-                f"({verdict.evidence}), so it is not committed",
-                hint="it is prepared again from the spool and committed by: epochsink recover CHECKPOINT "
-                "--sinks MODULE:ATTRIBUTE",
-            )
+        engine = CommitEngine(policy)
+        engine.commit({self._sink: range(len(self._prepared.parts_of(self._sink)))})
+        engine.await_visible([self._sink])
 
     # ---- without asking the target
 
@@ -241,7 +234,7 @@ class Resolution(Operation):
         except SpoolMissing as gone:
             self._refuse_losing(sink, gone)
             spooled = self._prepared.shares[sink].files
-            why = gone.message if spooled else "no copy is in the spool; what a topic has of them stays there, aborted"
+            why = gone.message if spooled else "the spool has no copy; a topic keeps their records, aborted"
             return f"THE ROWS CANNOT BE KEPT: {why}"
         return f"write its {count} spooled rows to {self._file(sink)}"
 
@@ -250,10 +243,10 @@ class Resolution(Operation):
         if self._prepared.shares[sink].files and not self._without_rows:
             raise ConfigurationError(
                 f"the rows of epoch {self._number}, sink '{sink}', cannot be read, so they cannot be kept in a file: "
-                f"{gone.message} (the spool that was looked into is {self.place.spool.root})",
+                f"{gone.message} (the spool that was read is {self.place.spool.root})",
                 hint="if ExactlyOnce is given spool=, name that place by --spool, or that object by --sinks. "
                 "If the rows are lost, discard them with --without-rows, and load the epoch's input "
-                f"(offsets/{self._number} in the checkpoint) by a query of its own",
+                f"(offsets/{self._number} in the checkpoint) with a separate query",
             )
 
     def _keep_rows(self, sink: str) -> None:

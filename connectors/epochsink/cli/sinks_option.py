@@ -6,12 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from epochsink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from epochsink.sink import Sink
+from epochsink.sink import Sink
 
 _FORM: Final = "name an ExactlyOnce object or a dict of sinks, for example pipeline:sink for 'sink' in pipeline.py"
 
@@ -45,7 +43,7 @@ def load_sinks(reference: str) -> Loaded:
 
     if isinstance(value, ExactlyOnce):
         return Loaded(value.sinks, value.checkpoint, value.spool, value.storage_options)
-    raise ConfigurationError(f"--sinks {reference} names a {type(value).__name__}", hint=_FORM)
+    raise ConfigurationError(f"--sinks {reference} is of type {type(value).__name__}", hint=_FORM)
 
 
 def imported(reference: str, option: str = "--sinks") -> Any:

@@ -9,22 +9,18 @@ milli-, micro- or nanoseconds, since 2^30 > 10^9. A version therefore also ident
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-import elasticsearch
+from typing import Final
 
 from epochsink.elasticsearch.committable import incarnations
 from epochsink.elasticsearch.config import MARKERS
 from epochsink.elasticsearch.connection import ensure_index, refresh
-from epochsink.elasticsearch.errors import CONFLICT, error_type
+from epochsink.elasticsearch.server import DocumentPlace, ElasticsearchServer
 from epochsink.errors import LedgerCorrupt
-from epochsink.identity import PREFIX, claim_document, identity_key, marker_document
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.sink import Epoch, Identity, LastDone
+from epochsink.identity import PREFIX, claim_document, marker_document
+from epochsink.retry import Clock
+from epochsink.sink import Epoch, Identity, LastDone, identity_key
 
 INDEX: Final = MARKERS
 VERSION: Final = 1
@@ -41,11 +37,13 @@ _MAPPING: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class MarkerDocument:
     """The newest applied epoch, its attempt and run, and the uuid and history of the index at that time.
 
-    ``place`` is the document's sequence number and primary term. The next write of the marker is conditional on it.
+    The next write of the marker is conditional on its ``place``.
     ``placed_by`` as in `ElasticsearchConfig`. ``indices`` has uuid and history of each index that rows named.
+    ``letters`` has the runs that have set rows aside, each with the newest epoch that it has applied: their letters
+    count, those of any other run do not. A run that was broken off, or whose epoch was discarded, is not among them.
     """
 
     epoch: int
@@ -54,101 +52,81 @@ class Marker:
     index_uuid: str
     history: str
     run: str
-    place: tuple[int, int]
+    place: DocumentPlace
     placed_by: str = ""
     indices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    letters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The attempt of an epoch that may be applied. Two drivers on two copies of a checkpoint cannot both claim it.
 
-    ``place`` as in `Marker`.
+    ``place`` as in `MarkerDocument`.
     """
 
     epoch: int
     attempt: str
-    place: tuple[int, int]
+    place: DocumentPlace
 
 
-def ensure(client: elasticsearch.Elasticsearch) -> None:
+def ensure(server: ElasticsearchServer) -> None:
     """Create the marker index if it is missing."""
-    ensure_index(client, INDEX, mappings=_MAPPING, settings=_SETTINGS)
+    ensure_index(server, INDEX, mappings=_MAPPING, settings=_SETTINGS)
 
 
-def claim_base(client: elasticsearch.Elasticsearch) -> int:
+def claim_base(server: ElasticsearchServer, clock: Clock = time) -> int:
     """Return a version base that no other sink has or will get."""
-    ensure(client)
+    ensure(server)
     # A search finds only what was refreshed. If two drivers find the same newest claim, only one of them can create the
     # next one.
-    refresh(client, INDEX)
-    newest = client.search(index=INDEX, size=0, aggs={"newest": {"max": {"field": "claimed"}}})
+    refresh(server, INDEX)
+    newest = server.highest(INDEX, "claimed")
     # from the clock too: if the marker index was deleted, a new base must still be above the versions of stored
     # documents
-    second = max(int(time.time()), int(newest["aggregations"]["newest"]["value"] or 0) + 1)
-    while not _claimed(client, second):
+    second = max(int(clock.time()), (newest or 0) + 1)
+    while not _claimed(server, second):
         second += 1
     return second * EPOCHS
 
 
-def _claimed(client: elasticsearch.Elasticsearch, second: int) -> bool:
-    answer = client.options(ignore_status=CONFLICT).create(
-        index=INDEX, id=f"{PREFIX}-base-{second}", document={"claimed": second}
-    )
-    return bool(answer.meta.status != CONFLICT)
+def _claimed(server: ElasticsearchServer, second: int) -> bool:
+    return server.write(INDEX, f"{PREFIX}-base-{second}", {"claimed": second}, over=None) is not None
 
 
-def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | None:
+def read(server: ElasticsearchServer, identity: Identity) -> MarkerDocument | None:
     """Return the marker of a sink, or None if no epoch was applied. Raises `LedgerCorrupt` for an unknown version."""
-    found = _read(client, marker_document(identity_key(identity)))
+    found = server.read(INDEX, marker_document(identity_key(identity)))
     if found is None:
         return None
-    kept, place = found
+    kept = found.source
     if kept.get("version") != VERSION:
         raise LedgerCorrupt(
             f"the marker {marker_document(identity_key(identity))!r} in {INDEX!r} has version {kept.get('version')!r}, "
             f"and this epochsink reads version {VERSION} only",
             hint="run the epochsink version that wrote it",
         )
-    return Marker(
+    return MarkerDocument(
         kept["epoch"],
         kept["attempt"],
         kept["index"],
         kept["index_uuid"],
         kept["history"],
         kept["run"],
-        place,
+        found.place,
         kept.get("placed_by", ""),
         incarnations(kept.get("indices", ())) or {},
+        kept.get("letters", {}),
     )
 
 
-def trusted(kept: Marker | None, last: LastDone | None) -> Marker | None:
+def trusted(kept: MarkerDocument | None, last: LastDone | None) -> MarkerDocument | None:
     """Return the marker if the index must be the one that it names; None if an operator accepted the index."""
     accepted = kept is not None and last is not None and not last.parts and kept.epoch <= last.epoch
     return None if accepted else kept
 
 
-def _read(client: elasticsearch.Elasticsearch, name: str) -> tuple[dict[str, Any], tuple[int, int]] | None:
-    """Return a document and its place, or None if it does not exist."""
-    try:
-        answer = client.get(index=INDEX, id=name, realtime=True)
-    except elasticsearch.NotFoundError as error:
-        # a proxy's 404 says nothing about the document
-        if error_type(error) == "index_not_found_exception" or _is_absent(error.body):
-            return None
-        raise
-    return answer["_source"], (answer["_seq_no"], answer["_primary_term"])
-
-
-def _is_absent(body: object) -> bool:
-    """Return whether the server itself, not a proxy, reports that the document does not exist."""
-    return isinstance(body, dict) and body.get("found") is False
-
-
-def claim(
-    client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, known: Claim | None, *, done: int
-) -> Claim:
+def claim(server: ElasticsearchServer, identity: Identity, epoch: Epoch, known: Claim | None, *, done: int) -> Claim:
     """Claim an epoch for an attempt before its first document is written; return the claim in force afterwards.
 
     It is a different one if another attempt of this epoch, or any epoch after ``done``, was claimed before. ``done`` is
@@ -157,64 +135,55 @@ def claim(
     """
     name = claim_document(identity_key(identity))
     while True:
-        known = known or _read_claim(client, name)
+        known = known or _read_claim(server, name)
         # A ledger claims an epoch only after those before it are done or closed. So a claim in between is of another
         # copy, which may be applying that epoch now. An operator may have closed a later epoch than this one.
         if known is not None and known.epoch > min(done, epoch.number - 1):
             return known
-        answer = client.options(ignore_status=CONFLICT).index(
-            index=INDEX,
-            id=name,
-            # not "query_id", by which markers are found
-            document={
-                "query": identity.query_id,
-                "sink": identity.sink,
-                "epoch": epoch.number,
-                "attempt": epoch.attempt,
-            },
-            **_only_over(known.place if known else None),
-        )
-        if answer.meta.status != CONFLICT:
-            return Claim(epoch.number, epoch.attempt, (answer["_seq_no"], answer["_primary_term"]))
+        # not "query_id", by which markers are found
+        source = {
+            "query": identity.query_id,
+            "sink": identity.sink,
+            "epoch": epoch.number,
+            "attempt": epoch.attempt,
+        }
+        place = server.write(INDEX, name, source, over=known.place if known else None)
+        if place is not None:
+            return Claim(epoch.number, epoch.attempt, place)
         known = None
 
 
-def _only_over(place: tuple[int, int] | None) -> dict[str, Any]:
-    """Return the write condition that a document has not changed since it was read, or still does not exist."""
-    if place is None:
-        return {"op_type": "create"}
-    return {"if_seq_no": place[0], "if_primary_term": place[1]}
-
-
-def _read_claim(client: elasticsearch.Elasticsearch, name: str) -> Claim | None:
-    found = _read(client, name)
-    return None if found is None else Claim(found[0]["epoch"], found[0]["attempt"], found[1])
+def _read_claim(server: ElasticsearchServer, name: str) -> Claim | None:
+    found = server.read(INDEX, name)
+    return None if found is None else Claim(found.source["epoch"], found.source["attempt"], found.place)
 
 
 def write(
-    client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, *, after: Marker | None, **applied: object
+    server: ElasticsearchServer,
+    identity: Identity,
+    epoch: Epoch,
+    *,
+    after: MarkerDocument | None,
+    applied: Mapping[str, object],
+    clock: Clock = time,
 ) -> bool:
     """Record that an epoch is applied. Return False if the marker has changed since ``after`` was read.
 
     ``applied`` names the run that applied it, and the index with its uuid and history, or ``indices``. If two drivers
     apply one epoch, only one gets True; it deletes what the other one's run left.
     """
-    answer = client.options(ignore_status=CONFLICT).index(
-        index=INDEX,
-        id=marker_document(identity_key(identity)),
-        document={
-            "version": VERSION,
-            "query_id": identity.query_id,
-            "sink": identity.sink,
-            "epoch": epoch.number,
-            "attempt": epoch.attempt,
-            "base": identity.origin["base"],
-            "applied_at": int(time.time() * 1000),
-            **applied,
-        },
-        **_only_over(after.place if after else None),
-    )
-    return bool(answer.meta.status != CONFLICT)
+    source = {
+        "version": VERSION,
+        "query_id": identity.query_id,
+        "sink": identity.sink,
+        "epoch": epoch.number,
+        "attempt": epoch.attempt,
+        "base": identity.origin["base"],
+        "applied_at": int(clock.time() * 1000),
+        **applied,
+    }
+    name = marker_document(identity_key(identity))
+    return server.write(INDEX, name, source, over=after.place if after else None) is not None
 
 
 LOOK_EVERY = 10.0
@@ -225,14 +194,14 @@ writes could restore documents whose deletion the server has forgotten (``gc_del
 _BOOT_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
-def _clocks() -> tuple[float, ...]:
+def _clocks(clock: Clock) -> tuple[float, ...]:
     """Return the time in seconds by several clocks.
 
     The monotonic clock stands still while a machine is suspended, the clock since the boot while a virtual machine is
     paused, and the wall clock can be set back.
     """
     boot = () if _BOOT_CLOCK is None else (time.clock_gettime(_BOOT_CLOCK),)
-    return time.monotonic(), time.time(), *boot
+    return clock.monotonic(), clock.time(), *boot
 
 
 class Overtaken(Exception):
@@ -242,21 +211,22 @@ class Overtaken(Exception):
 class Lookout:
     """Reads the marker again every few seconds; used by several threads."""
 
-    def __init__(self, client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch) -> None:
-        self._client = client
+    def __init__(self, server: ElasticsearchServer, identity: Identity, epoch: Epoch, clock: Clock = time) -> None:
+        self._server = server
+        self._clock = clock
         self._identity = identity
         self._epoch = epoch
-        self._looked_at = _clocks()
+        self._looked_at = _clocks(clock)
 
     def now_and_then(self) -> None:
         """Read the marker if the last read is more than `LOOK_EVERY` seconds ago by any clock. Raises `Overtaken`."""
-        if max(now - then for now, then in zip(_clocks(), self._looked_at, strict=True)) > LOOK_EVERY:
+        if max(now - then for now, then in zip(_clocks(self._clock), self._looked_at, strict=True)) > LOOK_EVERY:
             self.now()
 
     def now(self) -> None:
         """Read the marker. Raises `Overtaken`."""
-        begin = _clocks()
-        kept = read(self._client, self._identity)
+        begin = _clocks(self._clock)
+        kept = read(self._server, self._identity)
         # Only now: a read that failed has seen nothing.
         self._looked_at = begin
         if kept is not None and kept.epoch >= self._epoch.number:

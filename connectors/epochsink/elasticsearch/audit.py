@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from elasticsearch import helpers
-
-from epochsink.elasticsearch.committable import PreparedEpoch
+from epochsink.elasticsearch.committable import SpooledEpoch
+from epochsink.elasticsearch.config import ElasticsearchConfig
 from epochsink.elasticsearch.connection import refresh_all
-from epochsink.identity import identity_key
-from epochsink.sink import Compared, Comparison
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.sink import Compared, Comparison, Identity, Receipt, identity_key
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import elasticsearch
-
-    from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Identity, Receipt
-
-_PAGE: Final = 10_000
 _DELETED: Final = "another program has deleted some, or the life cycle of a data stream has"
 _CHANGED: Final = "another program has changed or deleted some"
 
 
 def audit(
-    client: elasticsearch.Elasticsearch,
+    server: ElasticsearchServer,
     config: ElasticsearchConfig,
     identity: Identity,
     receipts: Sequence[Receipt],
@@ -37,43 +28,39 @@ def audit(
 
     ``newest`` is the epoch that no later one has begun to replace; -1 if there is none. Raises what the client raises.
     """
-    known = {receipt.epoch: PreparedEpoch.from_json(receipt.parts[0]) for receipt in receipts if receipt.parts}
+    known = {receipt.epoch: SpooledEpoch.from_json(receipt.parts[0]) for receipt in receipts if receipt.parts}
     wanted = {receipt.epoch for receipt in receipts if not config.key or receipt.epoch == newest}
     indices = _indices(config, [known[epoch] for epoch in wanted & known.keys()])
-    found = _count(client, config, identity, indices) if wanted and indices else Counter[int]()
+    found = _count(server, config, identity, indices) if wanted and indices else Counter[int]()
     return [
         _compared(config, receipt, known.get(receipt.epoch), found[receipt.epoch], is_newest=receipt.epoch == newest)
         for receipt in receipts
     ]
 
 
-def _indices(config: ElasticsearchConfig, epochs: Iterable[PreparedEpoch]) -> list[str]:
+def _indices(config: ElasticsearchConfig, epochs: Iterable[SpooledEpoch]) -> list[str]:
     if config.index:
         return [config.index]
     return sorted({name for prepared in epochs for name in prepared.indices or ()})
 
 
 def _count(
-    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, identity: Identity, indices: Sequence[str]
+    server: ElasticsearchServer, config: ElasticsearchConfig, identity: Identity, indices: Sequence[str]
 ) -> Mapping[int, int]:
     """Return how many documents each epoch has left. Reads the id and the version of every document."""
     for index in indices:
-        refresh_all(client, index)
+        refresh_all(server, index)
     # neither _id nor _version can be searched for by range or prefix
-    hits = helpers.scan(
-        client, index=",".join(indices), query={"_source": False, "version": True}, size=_PAGE, preserve_order=False
-    )
+    versions = server.versions(indices)
     if config.key:
         base = int(identity.origin["base"])
-        return Counter(hit["_version"] - base for hit in hits)
+        return Counter(version - base for _, version in versions)
     prefix = f"{identity_key(identity)}-"
-    return Counter(
-        int(hit["_id"].removeprefix(prefix).partition("-")[0]) for hit in hits if hit["_id"].startswith(prefix)
-    )
+    return Counter(int(name.removeprefix(prefix).partition("-")[0]) for name, _ in versions if name.startswith(prefix))
 
 
 def _compared(
-    config: ElasticsearchConfig, receipt: Receipt, prepared: PreparedEpoch | None, found: int, *, is_newest: bool
+    config: ElasticsearchConfig, receipt: Receipt, prepared: SpooledEpoch | None, found: int, *, is_newest: bool
 ) -> Comparison:
     if not config.index and prepared is None:
         return receipt.not_compared("the ledger keeps the indices of the newest epochs only")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
-from epochsink.elasticsearch.unfit import INVALID_KEY, document_of, unfit_ids, unfit_maps, unfit_routings
-from epochsink.identity import document_id_prefix, identity_key
+from epochsink.elasticsearch.unfit import INVALID_KEY, Unfit, document_of, unfit_ids, unfit_routings, unfit_values
+from epochsink.identity import document_id_prefix
+from epochsink.sink import identity_key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    import numpy.typing as npt
-
     from epochsink.elasticsearch.errors import Refusal
     from epochsink.sink import Epoch, Identity, Rows
 
@@ -31,12 +30,14 @@ _NONE = arrow_buffers.text("", _TEXT)
 class Request:
     """Operations of one bulk request: operation ``i`` is the bytes between offsets ``i`` and ``i + 1``.
 
-    ``ends`` are the ends of their action lines, if these are the same before them; else None.
+    ``ends`` are the ends of their action lines, if these are the same before them; else None. ``rows`` are the rows as
+    the writer was given them, one for each operation; None if they are not needed.
     """
 
     data: pa.Buffer
     offsets: npt.NDArray[np.int64]
     ends: pa.Array | None = None
+    rows: pa.Table | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -62,11 +63,16 @@ class Request:
         fields: list[dict[str, str]] = json.loads(b"[{" + b",{".join(self.ends.to_pylist()) + b"]")
         return fields
 
+    def row(self, position: int) -> pa.Table | None:
+        """Return a copy of the row of one operation: a slice would keep those of the whole request in memory."""
+        return None if self.rows is None else self.rows.take(arrow_buffers.numbers(np.array([position])))
+
     def pick(self, positions: list[int]) -> Request:
         """Return a request of some of the operations."""
         chosen = [self.operation(position) for position in positions]
         offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
-        return Request(pa.py_buffer(b"".join(chosen)), offsets)
+        rows = None if self.rows is None else self.rows.take(arrow_buffers.numbers(np.array(positions, np.int64)))
+        return Request(pa.py_buffer(b"".join(chosen)), offsets, rows=rows)
 
     def split(self, size: int) -> tuple[Request, Request]:
         """Return the first operations, of at most ``size`` bytes but at least one, and the others."""
@@ -80,8 +86,8 @@ class Request:
         return self._part(0, middle), self._part(middle, len(self))
 
     def _part(self, first: int, end: int) -> Request:
-        ends = None if self.ends is None else self.ends.slice(first, end - first)
-        return Request(self.data, self.offsets[first : end + 1], ends)
+        ends, rows = (None if each is None else each.slice(first, end - first) for each in (self.ends, self.rows))
+        return Request(self.data, self.offsets[first : end + 1], ends, rows)
 
 
 def parse(operation: bytes) -> tuple[str, str | None]:
@@ -122,26 +128,17 @@ def create_heads() -> tuple[pa.Scalar, pa.Scalar]:
     return create, create
 
 
-def newer(operations: Sequence[tuple[Refusal, int]], version_type: str = "external") -> Request:
+def newer(operations: Sequence[tuple[Refusal, int]]) -> Request:
     """Return a request of refused operations, each with the version over whose smaller ones it is applied."""
-    return _rendered(
-        ("delete" if refused.source is None else "index", refused, {"version": version, "version_type": version_type})
-        for refused, version in operations
-    )
-
-
-def creates(operations: Sequence[Refusal]) -> Request:
-    """Return a request that appends the documents of refused operations, each under its ``_id``, to a data stream."""
-    return _rendered(("create", refused, {}) for refused in operations)
-
-
-def _rendered(operations: Iterable[tuple[str, Refusal, Mapping[str, Any]]]) -> Request:
     rendered = []
-    for action, refused, fields in operations:
-        head = json.dumps({action: {**fields, **refused.place, "_id": refused.id}}).encode() + b"\n"
+    for refused, version in operations:
+        action = "delete" if refused.source is None else "index"
+        fields = {"version": version, "version_type": "external", **refused.place, "_id": refused.id}
+        head = json.dumps({action: fields}).encode() + b"\n"
         rendered.append(head if refused.source is None else head + refused.source.encode() + b"\n")
     offsets = np.cumsum([0, *map(len, rendered)], dtype=np.int64)
-    return Request(pa.py_buffer(b"".join(rendered)), offsets)
+    rows = _chained([refused.row for refused, _ in operations])
+    return Request(pa.py_buffer(b"".join(rendered)), offsets, rows=rows)
 
 
 def position_ids(prefix: str, first: int, count: int) -> pa.Array:
@@ -151,24 +148,26 @@ def position_ids(prefix: str, first: int, count: int) -> pa.Array:
     return pc.binary_join_element_wise(before, numbers, after, nothing)
 
 
-def render(ids: pa.Array, sources: pa.Array, heads: tuple[pa.Scalar, pa.Scalar]) -> Request:
-    """Return the operations of one batch. A NULL source means a delete."""
+def render(
+    ids: pa.Array, sources: pa.Array, heads: tuple[pa.Scalar, pa.Scalar], rows: pa.Table | None = None
+) -> Request:
+    """Return the operations of one batch. A NULL source means a delete; ``rows`` as in `Request`."""
     index, delete = heads
     ids, documents = ids.cast(_TEXT), sources.cast(_TEXT)
     newline, end = arrow_buffers.text("\n", _TEXT), arrow_buffers.text("}\n", _TEXT)
     if documents.null_count == 0:
-        return _request(pc.binary_join_element_wise(index, ids, end, documents, newline, _NONE), ids)
+        return _request(pc.binary_join_element_wise(index, ids, end, documents, newline, _NONE), ids, rows)
     head = pc.if_else(pc.is_valid(documents), index, delete)
     document = pc.fill_null(pc.binary_join_element_wise(documents, newline, _NONE), _NONE)
-    return _request(pc.binary_join_element_wise(head, ids, end, document, _NONE), ids)
+    return _request(pc.binary_join_element_wise(head, ids, end, document, _NONE), ids, rows)
 
 
-def _request(operations: pa.Array, ends: pa.Array) -> Request:
+def _request(operations: pa.Array, ends: pa.Array, rows: pa.Table | None) -> Request:
     if len(operations) == 0:  # Arrow may leave out the buffers
         return Request(pa.py_buffer(b""), np.zeros(1, np.int64))
     _, offsets, data = operations.buffers()
     numbers = np.frombuffer(offsets, np.int64)[operations.offset : operations.offset + len(operations) + 1]
-    return Request(data, numbers, ends)
+    return Request(data, numbers, ends, rows)
 
 
 def gathered(requests: Iterable[Request], size: int) -> Iterator[Request]:
@@ -196,7 +195,14 @@ def joined(requests: Sequence[Request]) -> Request:
         pa.py_buffer(b"".join(request.body for request in requests)),
         np.concatenate([starts[:1], *parts]),
         pa.concat_arrays(ends) if len(ends) == len(requests) else None,
+        _chained([request.rows for request in requests]),
     )
+
+
+def _chained(rows: Sequence[pa.Table | None]) -> pa.Table | None:
+    """Return the rows of several requests without a copy; None if those of one are not known."""
+    known = [each for each in rows if each is not None]
+    return pa.concat_tables(known) if known and len(known) == len(rows) else None
 
 
 def cut(request: Request, size: int) -> Iterator[Request]:
@@ -243,71 +249,86 @@ class Operations:
         # gte: the epoch may be applied again, and its documents then have this version
         heads = create_heads() if self._creates else action_heads(version=self._version, version_type="external_gte")
         for batches in _gathered(rows.read(self._task), self._size):
-            count = sum(map(len, batches))
-            sources = pa.concat_arrays([batch.column("source") for batch in batches])
             # The spool says whether rows have a key, because a restart with other options must not change that.
             self.keyed = "id" in batches[0].schema.names
-            if self.keyed:
-                ids = pa.concat_arrays([batch.column("id") for batch in batches])
-            else:
-                ids = position_ids(self.prefix, self.seen, count)
-            mask = None if survives is None else pa.array(survives[self.seen : self.seen + count])
-            columns = {name: pa.concat_arrays([batch.column(name) for batch in batches]) for name in _named(batches)}
-            if (fit := self._fit(ids if self.keyed else None, columns, sources, mask)) is not None:
-                mask = fit if mask is None else pc.and_(mask, fit)
-            if "routing" in columns:
-                ids = routed(columns["routing"], ids)
-            if "index" in columns:
-                names = columns["index"]
-                placed = pc.is_in(names, self._indices)
-                self._keep_unplaced(
-                    pc.invert(placed) if mask is None else pc.and_not(mask, placed), names, ids, sources
-                )
-                ids, mask = indexed(names, ids), placed if mask is None else pc.and_(mask, placed)
-            if mask is not None:
-                ids, sources = ids.filter(mask), sources.filter(mask)
-            yield from cut(render(ids, sources, heads), self._size)
-            self.seen += count
+            for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
+                mask = None if survives is None else pa.array(survives[self.seen : self.seen + len(batch)])
+                ids = batch["id"] if self.keyed else position_ids(self.prefix, self.seen, len(batch))
+                yield from cut(self._rendered(batch, ids, mask, heads), self._size)
+                self.seen += len(batch)
 
-    def _fit(
-        self, ids: pa.Array | None, columns: Mapping[str, pa.Array], sources: pa.Array, mask: pa.Array | None
-    ) -> pa.Array | None:
+    def _rendered(
+        self, batch: pa.RecordBatch, ids: pa.Array, mask: pa.Array | None, heads: tuple[pa.Scalar, pa.Scalar]
+    ) -> Request:
+        """Return the operations of the rows of ``mask`` that a request can hold; add the others to ``unplaced``."""
+        mask = _both(mask, self._fit(batch, mask))
+        mask = _both(mask, self._placed(batch, ids, mask))
+        if mask is not None:
+            batch, ids = batch.filter(mask), ids.filter(mask)
+        return render(action_ends(batch, ids), batch["source"], heads, pa.Table.from_batches([batch]))
+
+    def _fit(self, batch: pa.RecordBatch, mask: pa.Array | None) -> pa.Array | None:
         """Return which rows a request can hold, None if it can hold all; add the others of ``mask`` to ``unplaced``."""
-        wrong = {each.place: each for each in unfit_maps(sources)}
-        wrong |= {} if "routing" not in columns else {each.place: each for each in unfit_routings(columns["routing"])}
-        wrong |= {} if ids is None else {each.place: each for each in unfit_ids(ids)}
-        if not wrong:
+        if not (wrong := unfit(batch)):
             return None
-        from epochsink.elasticsearch.errors import Refusal  # noqa: PLC0415 - imports the client
-
-        for place, found in sorted(wrong.items()):
+        for place, found in wrong.items():
             if mask is None or mask[place].as_py():
-                where = {"_index": str(columns["index"][place])} if "index" in columns else {}
-                position = f"{self._partition}-{self.seen + place}"
                 name = ""
-                if ids is not None and found.error != INVALID_KEY:
-                    name = json.loads(f"{{{ids[place].as_py()}")["_id"]
-                source = document_of(sources[place].as_py())
-                self.unplaced.append(Refusal(name, source, _BAD_REQUEST, found.error, found.reason, where, position))
-        fit = np.ones(len(sources), np.bool_)
+                if self.keyed and found.error != INVALID_KEY:
+                    name = json.loads(f"{{{batch['id'][place].as_py()}")["_id"]
+                self._set_aside(batch, place, name, found.error, found.reason)
+        fit = np.ones(len(batch), np.bool_)
         fit[list(wrong)] = False
         return pa.array(fit)
 
-    def _keep_unplaced(self, mask: pa.Array, names: pa.Array, ids: pa.Array, sources: pa.Array) -> None:
+    def _placed(self, batch: pa.RecordBatch, ids: pa.Array, mask: pa.Array | None) -> pa.Array | None:
+        """Return which rows name an index of the epoch, None if none names any; likewise."""
+        if "index" not in batch.schema.names:
+            return None
+        placed = pc.is_in(batch["index"], self._indices)
+        for place in np.flatnonzero(~placed.to_numpy(zero_copy_only=False)).tolist():
+            if mask is None or mask[place].as_py():
+                index = shown_text(batch["index"][place])
+                reason = f"index_by= gives {index!r}, which is not the name of an index of this epoch"
+                name = json.loads(f"{{{ids[place].as_py()}")["_id"]
+                self._set_aside(batch, place, name, "invalid_index_name_exception", reason)
+        return placed
+
+    def _set_aside(self, batch: pa.RecordBatch, place: int, name: str, error: str, reason: str) -> None:
         from epochsink.elasticsearch.errors import Refusal  # noqa: PLC0415 - imports the client
 
-        for name, end, source in zip(*(each.filter(mask).to_pylist() for each in (names, ids, sources)), strict=True):
-            fields = json.loads(f"{{{end.decode() if isinstance(end, bytes) else end}")
-            document_id = fields.pop("_id")
-            reason = f"index_by= gives {name!r}, which is not the name of an index of this epoch"
-            place = {"_index": str(name), **fields}
-            self.unplaced.append(
-                Refusal(document_id, source, _BAD_REQUEST, "invalid_index_name_exception", reason, place)
-            )
+        where = {}
+        if "index" in batch.schema.names and (index := shown_text(batch["index"][place])) is not None:
+            where["_index"] = index
+        if "routing" in batch.schema.names and (routing := json.loads(batch["routing"][place].as_py()).get("routing")):
+            where["routing"] = routing
+        row = pa.Table.from_batches([batch]).take(arrow_buffers.numbers(np.array([place])))
+        source = document_of(batch["source"][place].as_py())
+        position = f"{self._partition}-{self.seen + place}"
+        self.unplaced.append(Refusal(name, source, _BAD_REQUEST, error, reason, where, position, row))
 
 
-def _named(batches: Sequence[pa.RecordBatch]) -> list[str]:
-    return [name for name in ("routing", "index") if name in batches[0].schema.names]
+def _both(one: pa.Array | None, other: pa.Array | None) -> pa.Array | None:
+    return pc.and_(one, other) if one is not None and other is not None else one if other is None else other
+
+
+def shown_text(value: pa.Scalar) -> str | None:
+    """Return a text for people: bytes that are not UTF-8 are escaped."""
+    return value.as_buffer().to_pybytes().decode(errors="backslashreplace") if value.is_valid else None
+
+
+def unfit(batch: pa.RecordBatch) -> dict[int, Unfit]:
+    """Return the rows that no request can hold, by their place."""
+    checks = {"source": unfit_values, "routing": unfit_routings, "id": unfit_ids}
+    found = (each for name, check in checks.items() if name in batch.schema.names for each in check(batch[name]))
+    return dict(sorted({each.place: each for each in found}.items()))
+
+
+def action_ends(batch: pa.RecordBatch, ids: pa.Array) -> pa.Array:
+    """Return the ends of the action lines of rows: the index and the routing that they name, and their ``_id``."""
+    if "routing" in batch.schema.names:
+        ids = routed(batch["routing"], ids)
+    return indexed(batch["index"], ids) if "index" in batch.schema.names else ids
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
 
 import elasticsearch
 from tenacity import sleep_using_event
 
 from epochsink.elasticsearch import pipelines
-from epochsink.elasticsearch.bulk_body import joined, parse, place
+from epochsink.elasticsearch.bulk_body import Request, joined, parse, place
+from epochsink.elasticsearch.data_stream import Created
 from epochsink.elasticsearch.errors import (
     CLIENT_ERRORS,
     GaveUp,
@@ -23,26 +25,25 @@ from epochsink.elasticsearch.errors import (
     is_passing,
     meaning,
 )
+from epochsink.elasticsearch.pace import Pace, Turn
+from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.retry import FIRST_PAUSE_SECONDS, retrying
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from concurrent.futures import Future
-
-    from epochsink.elasticsearch.bulk_body import Request
-    from epochsink.elasticsearch.data_stream import Created
-    from epochsink.elasticsearch.pace import Pace, Turn
-
 _TOO_LARGE = 413
+_SERVER_ERROR = 500
 _OVERLOADED = 429
 
 
-class Stopped(Exception):
+class PosterStopped(Exception):
     """The epoch's other requests were given up."""
 
 
 class _NothingSucceeded(Exception):
-    """No operation of a request was applied, but a retry may apply them. The argument is the reason for one of them."""
+    """No operation of a request was applied, but a retry may apply them. ``kinds`` are the errors of status 500."""
+
+    def __init__(self, reason: str, kinds: set[str]) -> None:
+        super().__init__(reason)
+        self.kinds = kinds
 
 
 class Poster:
@@ -54,12 +55,12 @@ class Poster:
     ``stored_in`` is the index in which each document must be stored unless its operation names one, if a pipeline could
     send it elsewhere; None if there is no pipeline. ``pace`` limits requests while the server is overloaded, together
     with those of other posters that have it; None for one request at once of any size. ``created`` looks at the answers
-    of a data stream.
+    of a data stream. With ``counted`` the answers are counted, and not only whether one of them is an error.
     """
 
     def __init__(
         self,
-        client: elasticsearch.Elasticsearch,
+        server: ElasticsearchServer,
         index: str,
         timeout: float,
         before_sending: Callable[[], None] | None = None,
@@ -69,24 +70,28 @@ class Poster:
         stored_in: str | None = None,
         pace: Pace | None = None,
         created: Created | None = None,
+        counted: bool = False,
     ) -> None:
-        # The client's own retries would repeat whole requests and hide the reason.
-        self._client = client.options(max_retries=0)
+        self._server = server
+        self.threads = server.threads
         self._index = index or None
         self.shown = f"index {index!r}" if index else "an index of index_by="
         self._timeout = timeout
         self._before_sending = before_sending
         self._refresh = refresh
         self.pipeline = pipeline
-        self._stop = threading.Event()
+        self._stop = server.threads.event()
         # The status of each operation costs a tenth of the server's throughput, so it is requested after failures only.
         self._detailed = False
         self.stored_in = stored_in
         self._pace = pace
         self._created = created
+        self._counted = counted
+        # Errors of status 500 that depend on the document, as was found out by trying.
+        self._of_documents: set[str] = set()
 
     def stop(self) -> None:
-        """End all waiting. Running posts raise `Stopped` before their next try."""
+        """End all waiting. Running posts raise `PosterStopped` before their next try."""
         self._stop.set()
         if self._pace is not None:
             self._pace.wake()
@@ -95,7 +100,7 @@ class Poster:
         """Post until each operation is applied or permanently refused; return the refused ones.
 
         Sending an operation again is always safe: equal versions overwrite each other with the same document.
-        Raises `GaveUp`, `Stopped`, and `UnfitIndex` if the index accepts no writes at all.
+        Raises `GaveUp`, `PosterStopped`, and `UnfitIndex` if the index accepts no writes at all.
         """
         refusals: list[Refusal] = []
         while len(request):
@@ -104,12 +109,16 @@ class Poster:
             except CLIENT_ERRORS as error:
                 if _is_too_large(error):
                     return refusals + self._in_halves(request)
-                said, hint = describe(error)
+                reason, hint = describe(error)
                 if is_passing(error):
-                    raise self._gave_up(said) from error
-                raise UnfitIndex(f"{self.shown} accepts no writes: {said}", hint) from error
+                    raise self._gave_up(reason) from error
+                raise UnfitIndex(f"{self.shown} accepts no writes: {reason}", hint) from error
             except _NothingSucceeded as last:
-                raise self._gave_up(str(last)) from last
+                # No list of errors tells which of them depend on a document: the server takes another one, or not.
+                if not (last.kinds and self._takes_another(request.operation(0))):
+                    raise self._gave_up(str(last)) from last
+                self._of_documents |= last.kinds
+                continue
             # Some operations succeeded, so the timeout starts again. If the server is still busy, wait first.
             if len(passing):
                 self._stop.wait(FIRST_PAUSE_SECONDS)
@@ -131,7 +140,7 @@ class Poster:
     def _post_first(self, request: Request, refusals: list[Refusal], turn: Turn | None) -> tuple[Request, Request]:
         """Post as many of the operations as the pace allows."""
         if self._stop.is_set():
-            raise Stopped
+            raise PosterStopped
         sent, rest = request.split(request.size if self._pace is None else self._pace.size)
         try:
             items = self._send(sent)
@@ -146,8 +155,9 @@ class Poster:
             elif not passing:
                 turn.taken()
         if passing and len(passing) == len(sent):
-            failed = _answer(items[passing[0]])
-            raise _NothingSucceeded(f"{describe_operation(failed)} for {len(passing)} operation(s)")
+            failed = [_answer(items[position]) for position in passing]
+            kinds = {each["error"]["type"] for each in failed if each["status"] == _SERVER_ERROR}
+            raise _NothingSucceeded(f"{describe_operation(failed[0])} for {len(passing)} operation(s)", kinds)
         return sent.pick(passing), rest
 
     def _send(self, request: Request) -> list[dict[str, Any]]:
@@ -155,14 +165,20 @@ class Poster:
         while True:
             if self._before_sending is not None:
                 self._before_sending()
-            detailed = self._detailed or self.stored_in is not None or self._created is not None
-            answer = self._client.bulk(
-                index=self._index,
-                operations=[request.body],  # type: ignore[list-item]
-                filter_path=self._wanted if detailed else "errors",
-                refresh=self._refresh or None,
+            looked_at = self.stored_in is not None or self._created is not None
+            detailed = self._detailed or self._counted or looked_at
+            answer = self._server.bulk(
+                self._index,
+                request.body,
+                self._wanted if detailed else "errors",
+                refresh=self._refresh,
                 pipeline=self.pipeline,
-            ).body
+            )
+            if detailed and len(items := answer.get("items", ())) != len(request):
+                raise UnfitIndex(
+                    f"{self.shown}: {len(request)} operations were sent, and the answer has {len(items)}",
+                    "check the answers of a proxy in front of the server",
+                )
             if self.stored_in is not None:
                 pipelines.refuse_moved(request, answer["items"], self.stored_in)
             if self._created is not None:
@@ -183,31 +199,55 @@ class Poster:
     def _sort(self, request: Request, items: list[dict[str, Any]], refusals: list[Refusal]) -> list[int]:
         """Add permanently refused operations to ``refusals``; return the positions of those to send again."""
         passing = []
+        taken: dict[str, bool] = {}
         for position, item in enumerate(items):
             answer = _answer(item)
             if "error" not in answer:
                 continue
-            what = meaning(answer["status"], answer["error"]["type"])
-            if what is Meaning.PASSING:
+            kind, operation = answer["error"]["type"], request.operation(position)
+            what = meaning(answer["status"], kind)
+            if what is Meaning.REFUSED:
+                index = place(operation).get("_index", "")
+                if index not in taken:
+                    taken[index] = self._takes_another(operation)
+            if what is Meaning.PASSING and not (answer["status"] == _SERVER_ERROR and kind in self._of_documents):
                 passing.append(position)
-            elif what is Meaning.REFUSED:
+            elif what is Meaning.REFUSED and not taken[index]:
                 raise UnfitIndex(
                     f"{self.shown} accepts no writes: {describe_operation(answer)}",
                     "open it, remove its block or grant the privilege, then start the query again: what is recorded is "
                     "applied",
                 )
             else:
-                refusals.append(_refusal(request.operation(position), answer))
+                refusals.append(_refusal(request, position, answer))
         return passing
+
+    def _takes_another(self, operation: bytes) -> bool:
+        """Return whether the server judges an empty document in place of an operation's: then the row is at fault.
+
+        The document is never stored: it is conditional on a sequence number that none has.
+        """
+        fields = {**place(operation), "_id": "epochsink-check", "if_seq_no": 2**62, "if_primary_term": 1}
+        body = json.dumps({"index": fields}).encode() + b"\n{}\n"
+        try:
+            wanted = "items.*.status,items.*.error.type"
+            answer = self._server.bulk(self._index, body, wanted, pipeline=self.pipeline)
+        except CLIENT_ERRORS:
+            return False
+        answers = [_answer(item) for item in answer.get("items", ())]
+        return bool(answers) and all(
+            meaning(each["status"], each.get("error", {}).get("type", "")) in {Meaning.CONFLICT, Meaning.DOCUMENT}
+            for each in answers
+        )
 
     def _in_halves(self, request: Request) -> list[Refusal]:
         # The limit applies to a request, so each half may pass.
         if len(request) > 1:
             first, second = request.halves()
             return self.post(first) + self.post(second)
-        document_id, source = parse(request.operation(0))
-        reason = f"{len(request.operation(0))} bytes are more than the server accepts (http.max_content_length)"
-        return [Refusal(document_id, source, _TOO_LARGE, "content_too_long", reason, place(request.operation(0)))]
+        reason = f"{request.size} bytes are more than the server, or a proxy in front of it, accepts"
+        answer = {"status": _TOO_LARGE, "error": {"type": "content_too_long", "reason": reason}}
+        return [_refusal(request, 0, answer)]
 
     def _gave_up(self, reason: str) -> GaveUp:
         return GaveUp(f"{self.shown}: nothing succeeded within {self._timeout:g} s; last: {reason}")
@@ -228,18 +268,22 @@ def _is_too_large(error: Exception) -> bool:
     )
 
 
-def _refusal(operation: bytes, answer: dict[str, Any]) -> Refusal:
-    error = answer["error"]
+def _refusal(request: Request, position: int, answer: dict[str, Any]) -> Refusal:
+    operation, error = request.operation(position), answer["error"]
     cause = error.get("caused_by", {}).get("reason")
     reason = f"{error.get('reason', '')} ({cause})" if cause else str(error.get("reason", ""))
     document_id, source = parse(operation)
-    return Refusal(document_id, source, answer["status"], error["type"], reason, place(operation))
+    row = request.row(position)
+    return Refusal(document_id, source, answer["status"], error["type"], reason, place(operation), row=row)
 
 
 def post_all(
-    poster: Poster, requests: Iterable[Request], threads: int, answered: Callable[[Sequence[Refusal]], None]
+    poster: Poster, requests: Iterable[Request], at_once: int, answered: Callable[[Sequence[Refusal]], None]
 ) -> None:
-    """Post requests, ``threads`` at once. The caller's thread handles each answer; if that raises, all posts end."""
+    """Post requests, ``at_once`` of them together.
+
+    The caller's thread handles each answer; if that raises, all posts end.
+    """
 
     def settle(under_way: set[Future[list[Refusal]]]) -> set[Future[list[Refusal]]]:
         ended, going_on = wait(under_way, return_when=FIRST_COMPLETED)
@@ -247,13 +291,13 @@ def post_all(
             answered(future.result())
         return going_on
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="epochsink-bulk") as pool:
+    with poster.threads.pool(at_once, "epochsink-bulk") as pool:
         under_way: set[Future[list[Refusal]]] = set()
         try:
             for request in requests:
                 under_way.add(pool.submit(poster.post, request))
                 # One more than are sent at once, so that the next request is ready when a thread becomes free.
-                if len(under_way) > threads:
+                if len(under_way) > at_once:
                     under_way = settle(under_way)
             while under_way:
                 under_way = settle(under_way)

@@ -8,38 +8,26 @@ higher. Documents of another sink have versions with another base. They are left
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from epochsink.elasticsearch import applied_epochs, bulk_body
-from epochsink.elasticsearch.errors import NotServed
+from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.errors import Refusal
+from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import RowsRejected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import elasticsearch
-
-    from epochsink.elasticsearch.bulk_request import Poster
-    from epochsink.elasticsearch.errors import Refusal
 
 _ROUNDS: Final = 8
 _DELETED_STEP: Final = 16
 """Factor by which the next round raises the version, because the server does not tell that of a deleted document."""
 
 
-def stored_versions(client: elasticsearch.Elasticsearch, index: str, conflicts: Sequence[Refusal]) -> dict[str, int]:
+def stored_versions(server: ElasticsearchServer, index: str, conflicts: Sequence[Refusal]) -> dict[str, int]:
     """Return the versions of stored documents by their ``_id``; ``index`` as in `Poster`. Raises `NotServed`."""
     if not conflicts:
         return {}
-    named: dict[str, Any] = {"ids": [each.id for each in conflicts]}
-    if any(each.place for each in conflicts):
-        named = {"docs": [{"_id": each.id, **each.place} for each in conflicts]}
-    found = client.mget(index=index or None, source=False, **named)["docs"]
-    if failed := [each["error"] for each in found if "error" in each]:
-        # The document is not absent: its shard is not available.
-        shown = f"index {index!r}" if index else "an index of index_by="
-        raise NotServed(f"{shown}: {len(failed)} document(s) could not be read: {failed[0]['reason']}")
-    return {each["_id"]: each["_version"] for each in found if each.get("found")}
+    names = [{"_id": each.id, **each.place} if each.place else each.id for each in conflicts]
+    return {each.id: each.version for each in server.find(index or None, names)}
 
 
 class ChangedElsewhere:
@@ -50,7 +38,7 @@ class ChangedElsewhere:
 
     def __init__(
         self,
-        client: elasticsearch.Elasticsearch,
+        server: ElasticsearchServer,
         poster: Poster,
         index: str,
         *,
@@ -58,7 +46,7 @@ class ChangedElsewhere:
         version: int,
         stop_if_overtaken: Callable[[], None],
     ) -> None:
-        self._client = client
+        self._server = server
         self._poster = poster
         self._index = index
         self._base = base
@@ -91,7 +79,7 @@ class ChangedElsewhere:
         raise self._written_by_others([each.id for each in conflicts], self._stored(conflicts))
 
     def _stored(self, conflicts: Sequence[Refusal]) -> dict[str, int]:
-        return stored_versions(self._client, self._index, conflicts)
+        return stored_versions(self._server, self._index, conflicts)
 
     def _refuse_other_sinks(self, conflicts: Sequence[Refusal], stored: dict[str, int]) -> None:
         end = self._base + applied_epochs.EPOCHS

@@ -5,15 +5,12 @@ The record of an epoch names its index, because a restart with other options mus
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
 
 from epochsink.errors import LedgerCorrupt
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from epochsink.sink import Committable
+from epochsink.sink import Committable
 
 VERSION: Final = 1
 
@@ -35,9 +32,7 @@ class WrittenTask:
 
     def to_json(self) -> Committable:
         """Return the committable of `SinkWriter.prepare`."""
-        told: Committable = {"task": self.task, "rows": self.rows, "largest": self.largest}
-        told |= {"by_task": self.by_task, "indices": list(self.indices), "unfit": self.unfit}
-        return {"version": VERSION, **told}
+        return {"version": VERSION, **asdict(self), "indices": list(self.indices)}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
@@ -48,8 +43,8 @@ class WrittenTask:
         return cls(task, rows, largest, bool(given["by_task"]), indices, unfit)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedEpoch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpooledEpoch:
     """One epoch in the spool: its tasks in order, its rows, and how many of them a later row of the same id replaces.
 
     ``index`` is the configured name, and ``index_uuid`` the index that it resolved to at the vote. With ``by_task``
@@ -72,30 +67,25 @@ class PreparedEpoch:
 
     def to_json(self) -> Committable:
         """Return the part for the ledger."""
-        return {
-            "version": VERSION,
-            "tasks": list(self.tasks),
-            "rows": self.rows,
-            "replaced": self.replaced,
-            "index": self.index,
-            "index_uuid": self.index_uuid,
-            "by_task": self.by_task,
-            "placed_by": self.placed_by,
-            "pipeline": self.pipeline,
-            "indices": _listed(self.indices),
-            "stream": _listed(self.stream),
-        }
+        lists = {"tasks": list(self.tasks), "indices": _listed(self.indices), "stream": _listed(self.stream)}
+        return {"version": VERSION, **asdict(self), **lists}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """Read what `to_json` has written. Raises `LedgerCorrupt`."""
         _check_version(given)
-        tasks = tuple(map(str, given["tasks"]))
-        index, uuid = str(given["index"]), str(given["index_uuid"])
-        by_task, placed_by, pipeline = bool(given["by_task"]), str(given["placed_by"]), given["pipeline"]
-        rows, replaced = int(given["rows"]), int(given["replaced"])
-        indices, stream = incarnations(given["indices"]), incarnations(given["stream"])
-        return cls(tasks, rows, replaced, index, uuid, by_task, placed_by, pipeline, indices, stream)
+        return cls(
+            tasks=tuple(map(str, given["tasks"])),
+            rows=int(given["rows"]),
+            replaced=int(given["replaced"]),
+            index=str(given["index"]),
+            index_uuid=str(given["index_uuid"]),
+            by_task=bool(given["by_task"]),
+            placed_by=str(given["placed_by"]),
+            pipeline=given["pipeline"],
+            indices=incarnations(given["indices"]),
+            stream=incarnations(given["stream"]),
+        )
 
 
 def _listed(indices: Mapping[str, tuple[str, str]] | None) -> list[list[str]] | None:

@@ -3,171 +3,175 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
-from epochsink.elasticsearch.applied_epochs import Overtaken
-from epochsink.elasticsearch.apply import Application
-from epochsink.elasticsearch.audit import audit
-from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
-from epochsink.elasticsearch.config import MOST_INDICES
+from epochsink.elasticsearch.applied_epochs import MarkerDocument, Overtaken
+from epochsink.elasticsearch.apply import Application, SinkContext
+from epochsink.elasticsearch.committable import SpooledEpoch, WrittenTask
+from epochsink.elasticsearch.config import MOST_AT_ONCE, MOST_INDICES, ElasticsearchConfig
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.data_stream import Stream
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
-from epochsink.elasticsearch.examine import examine
-from epochsink.elasticsearch.letters import ElasticsearchLetters
+from epochsink.elasticsearch.operator import ElasticsearchOperator, marks_in, read_marker
 from epochsink.elasticsearch.pace import Pace
-from epochsink.elasticsearch.repair import refuse_several_indices, warning_of_letters
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.elasticsearch.target import ElasticsearchTarget
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
-from epochsink.identity import claim_document, identity_key
-from epochsink.retry import retrying
-from epochsink.sink import LastDone, Mark, Outcome, Participant, Verdict, verify_marks
+from epochsink.identity import claim_document
+from epochsink.retry import Clock, retrying
+from epochsink.sink import (
+    Ballot,
+    Ballots,
+    Committable,
+    Epoch,
+    Identity,
+    Joining,
+    LastDone,
+    Marks,
+    Outcome,
+    Participant,
+    Parts,
+    Recorded,
+    Remnant,
+    Rows,
+    Verdict,
+    WriterContext,
+    identity_key,
+    only_compares,
+    over_limit,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import elasticsearch
-    import pyarrow as pa
     from tenacity import Retrying
 
-    from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import (
-        Ballot,
-        Ballots,
-        Committable,
-        Committables,
-        Comparison,
-        Epoch,
-        Finding,
-        Identity,
-        Keeping,
-        Marks,
-        Parts,
-        Receipt,
-        Rows,
-    )
-
 _JUST_READ_SECONDS: Final = 0.05
+
+
+class _Compared(threading.local):
+    """The marker that this thread compared last, and when. Another thread may have read it before a newer one."""
+
+    marker: MarkerDocument | None = None
+    read_at = -math.inf
 
 
 class ElasticsearchCommitter(Participant):
     """Applies epochs to one index. Phase 1 is the spool; any process can repeat everything here."""
 
-    repairs = True
-
-    def __init__(self, members: Mapping[str, ElasticsearchConfig]) -> None:
+    def __init__(
+        self,
+        members: Mapping[str, ElasticsearchConfig],
+        server: ElasticsearchServer | None = None,
+        clock: Clock = time,
+    ) -> None:
         super().__init__(members)
         ((self._sink, self._config),) = members.items()
-        self._identity: Identity | None = None
-        self._connected: elasticsearch.Elasticsearch | None = None
+        self._connected = server
+        self._clock = clock
         self._seen_index = False
         self._claim: applied_epochs.Claim | None = None
-        # One for each thread: another thread may have read the marker before this one wrote a newer one.
-        self._compared = threading.local()
+        self._compared = _Compared()
         self._voted: str | None = None
+        self._run = ""
+        self._passed = preflight.ASK_ABOUT_SIZE
         # One for all epochs: an overload may last longer than an epoch of a few requests.
-        self._pace = Pace(self._config.bulk_bytes, self._config.threads)
+        self._pace: Pace | None = None
         self._schema: pa.Schema | None = None
-        self.repair_warning += warning_of_letters(self._config)
+        # By uuid: the indices of which a vote knows that they take rows of that schema.
+        self._fit: set[str] = set()
 
     @property
-    def _client(self) -> elasticsearch.Elasticsearch:
+    def _server(self) -> ElasticsearchServer:
         if self._connected is None:
-            self._connected = connect(self._config)
+            self._connected = ElasticsearchServer(connect(self._config))
         return self._connected
 
     @property
     def _me(self) -> Identity:
-        if self._identity is None:
-            raise RuntimeError("open() has not been called")
-        return self._identity
+        (identity,) = self.identities.values()
+        return identity
+
+    def operator(self) -> ElasticsearchOperator:
+        """Return what answers an operator's commands."""
+        return ElasticsearchOperator(self, self._server, self._clock, self._config)
 
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the server; create what may be created."""
-        return preflight.findings(self._client, self._config, schema)
+        return preflight.findings(self._server, self._config, schema)
 
-    def examine(self, sink: str) -> Iterator[Finding]:
-        """Look at the cluster; see `epochsink.elasticsearch.examine`."""
-        return examine(self._client, self._config)
+    def open(self, identity: Identity) -> Joining:
+        """Set the identity of this sink; claim its version base if it joins.
 
-    def initial_state(self, sink: str) -> dict[str, Any]:
-        """Claim the version base of this sink."""
-        with errors.explained(PrepareFailed, "claiming a version base"):
-            # If the answer to a claim is lost, no sink uses that base; the next try claims another second.
-            return {"base": self._patiently(applied_epochs.claim_base, self._client)}
-
-    def open(self, identity: Identity) -> None:
-        """Set the identity of this sink."""
-        self._identity = identity
+        It leaves nothing in the target that has a generation.
+        """
+        super().open(identity)
         self._seen_index = False
         self._claim = None
+        return Joining() if identity.generation or only_compares() else self._joined()
 
-    def marks(self, sink: str) -> Marks:
-        """Return the epochs that the marker records as applied."""
-        return _marks(self._kept())
-
-    def leftovers(self, sink: str) -> list[str]:
+    def remnants(self, recorded: Recorded) -> list[Remnant]:
         """Return nothing: the target holds nothing before `commit`."""
         return []
 
-    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the marker with the ledger and, at a start, the index with the one that the marker names.
+    def _joined(self) -> Joining:
+        with errors.explained(PrepareFailed, "claiming a version base"):
+            # If the answer to a claim is lost, no sink uses that base; the next try claims another second.
+            return Joining({"base": self._patiently(applied_epochs.claim_base, self._server, self._clock)})
+
+    def marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
+        """Return what the marker records as applied and, at a start, whether the index is the one that it names.
 
         Later, each vote and each commit compare the index.
         """
-        kept = self._kept()
-        self._compared.marker = (kept, time.monotonic())
-        self._verify(kept, done, pending)
+        kept = read_marker(self._server, self._config, self._me, self._clock)
+        marks = marks_in(kept, self._config, done, pending)
+        if only_compares():
+            return marks
+        self._compared.marker, self._compared.read_at = kept, self._clock.monotonic()
+        if marks.disagreement(done, pending) is not None:
+            return marks
         if not self._seen_index and applied_epochs.trusted(kept, done) is not None:
-            with errors.explained(OutcomeUnknown, f"looking at index {self._config.shown_index!r}"):
-                self._patiently(self._require_configured, kept)
+            try:
+                with errors.explained(OutcomeUnknown, f"looking at index {self._config.shown_index!r}"):
+                    self._patiently(self._require_configured, kept)
+            except WentBack as another:
+                return replace(marks, refusal=another)
         self._seen_index = True
+        return marks
 
-    def audit(
-        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
-    ) -> Sequence[Comparison]:
-        """Compare the marker, and count each epoch's documents; see `epochsink.elasticsearch.audit`."""
-        self._verify(self._kept(), done, pending)
-        newest = done.epoch if done is not None and pending is None else -1
-        with errors.explained(OutcomeUnknown, f"counting the documents of index {self._config.shown_index!r}"):
-            return audit(self._client, self._config, self._me, receipts, newest=newest)
-
-    def letters(self, sink: str) -> ElasticsearchLetters | None:
-        """Return the letters in ``dead_letter_index``."""
-        index = self._config.dead_letter_index
-        return None if index is None else ElasticsearchLetters(self._client, self._config, self._me, index)
-
-    def _require_configured(
-        self, kept: applied_epochs.Marker | None, names: Sequence[str] = ()
-    ) -> target_index.Target | target_index.Targets | Stream:
+    def _require_configured(self, kept: MarkerDocument | None, names: Sequence[str] = ()) -> ElasticsearchTarget:
         """Return the configured target, or with ``index_by`` the named indices, which are created if missing."""
         if self._config.index:
-            return target_index.require_same(self._client, self._config, kept)
-        create = partial(preflight.create_index, self._client, self._config, self._schema)
-        return target_index.require_each(self._client, self._config, kept, names, create=create)
-
-    def _kept(self) -> applied_epochs.Marker | None:
-        with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
-            return self._patiently(applied_epochs.read, self._client, self._me)
+            return target_index.require_same(self._server, self._config, kept)
+        create = partial(preflight.create_index, self._server, self._config, self._schema)
+        return target_index.require_each(self._server, self._config, kept, names, create=create)
 
     @property
     def _patiently(self) -> Retrying:
         """Retries temporary failures: a server that restarts or is overloaded for a while must not end the query."""
-        return retrying(errors.is_passing, seconds=self._config.timeout)
+        return retrying(errors.is_passing, seconds=self._config.timeout, clock=self._clock)
 
-    def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:
-        marks_of = partial(self.marks_of, self._sink)
-        verify_marks(f"index {self._config.shown_index!r}", _marks(kept), done, pending, marks_of)
+    def _verify(self, kept: MarkerDocument | None, done: LastDone | None, pending: LastDone | None) -> None:
+        marks_in(kept, self._config, done, pending).verify(done, pending)
 
-    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
+    def begin(
+        self, epoch: Epoch, schemas: Mapping[str, pa.Schema], *, retained: bool = False
+    ) -> Mapping[str, WriterContext]:
         """Remember the schema, from which the vote makes missing indices."""
-        self._schema = schemas[self._sink]
-        return super().keeping(epoch, schemas)
+        if self._schema != schemas[self._sink]:
+            self._schema = schemas[self._sink]
+            self._fit.clear()
+        return super().begin(epoch, schemas, retained=retained)
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
@@ -187,25 +191,64 @@ class ElasticsearchCommitter(Participant):
             raise too_many_indices(names)
         state = f"epoch {epoch.number} is not recorded, so nothing is lost: the next start writes it"
         with errors.explained(PrepareFailed, f"looking at index {self._config.shown_index!r} and its marker", state):
-            kept = applied_epochs.read(self._client, self._me)
+            kept = applied_epochs.read(self._server, self._me)
             self._refuse_epoch(epoch, kept)
-            found = self._require_configured(applied_epochs.trusted(kept, after), names)
+            target = self._require_configured(applied_epochs.trusted(kept, after), names)
             # Before the record: a recorded epoch with such a document could never be applied.
-            preflight.refuse_too_large(self._client, max(share.largest for share in shares))
+            preflight.refuse_too_large(self._server, max(share.largest for share in shares))
+            self._require_fit(target)
+            self._refuse_on_the_way(rows, shares, target.index_behind(target.posted_to))
         total, unfit = sum(expected.values()), sum(share.unfit for share in shares)
-        if unfit > self._config.letters_limit * total:
+        if over_limit(unfit, total, self._config.letters_limit):
             raise errors.too_many_unfit(unfit, total, self._config.letters_limit, epoch.number)
         # A task that was not part of the shuffle may share ids with any other task.
         by_task = all(share.by_task for share in shares)
         replaced = 0 if by_task else self._replaced(epoch, rows, tasks, total)
         self._voted = epoch.attempt
-        placed_by, pipeline = self._config.placed_by, self._config.pipeline
-        index, indices = self._config.shown_index, None if self._config.index else found.indices
-        stream = {found.written: found.indices[found.written]} if isinstance(found, Stream) else None
-        prepared = PreparedEpoch(
-            tasks, total, replaced, index, found.uuid, by_task, placed_by, pipeline, indices, stream
+        spooled = SpooledEpoch(
+            tasks=tasks,
+            rows=total,
+            replaced=replaced,
+            index=self._config.shown_index,
+            index_uuid=target.incarnation[0],
+            by_task=by_task,
+            placed_by=self._config.placed_by,
+            pipeline=self._config.pipeline,
+            indices=None if self._config.index else target.indices,
+            stream=target.stream,
         )
-        return {name: [prepared.to_json()]}
+        return {name: [spooled.to_json()]}
+
+    def _refuse_on_the_way(self, rows: Rows, shares: Sequence[WrittenTask], index: str) -> None:
+        """Try whether the longest document reaches the server, if none of its length has. Raises `RowsRejected`."""
+        longest = max(shares, key=lambda share: share.largest)
+        if longest.largest <= self._passed:
+            return
+        for batch in rows.read(longest.task):
+            place = pc.index(pc.binary_length(batch["source"]), longest.largest).as_py()
+            if place >= 0:
+                preflight.refuse_on_the_way(self._server, self._config, index, batch.slice(place, 1))
+                break
+        self._passed = longest.largest
+
+    def _require_fit(self, target: ElasticsearchTarget) -> None:
+        """Raise `UnfitIndex` or `PrepareFailed` if an index would not take the rows, of each that no vote has met yet.
+
+        `check` cannot look at indices that rows name, nor at those that a data stream gets later.
+        """
+        for name, settings in target.unchecked.items():
+            if settings["index.uuid"] in self._fit:
+                continue
+            try:
+                unfit = preflight.unfit_for_rows(self._server, self._config, self._schema, name, settings)
+            except errors.GaveUp as error:
+                raise PrepareFailed(f"looking whether index {name!r} takes the rows: {error}") from error
+            if unfit:
+                raise errors.UnfitIndex(
+                    f"index {name!r} does not take the rows: {'; '.join(unfit)}",
+                    "correct the index, and its template if it has one, or the rows in select=; then start again",
+                )
+            self._fit.add(settings["index.uuid"])
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
         """Return how many rows a later row of their id replaces. Raises `RowsRejected` if that is uncertain."""
@@ -219,38 +262,41 @@ class ElasticsearchCommitter(Participant):
             raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, but the tasks wrote {total}")
         return replaced
 
-    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
         """Apply the epoch's operations, then write its marker.
 
         Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`, `SpoolMissing`.
         """
-        prepared = PreparedEpoch.from_json(part)
+        ((name, ballot),) = ballots.items()
+        return {name: [self._committed(epoch, ballot, SpooledEpoch.from_json(part)) for part in ballot.parts]}
+
+    def _committed(self, epoch: Epoch, ballot: Ballot, spooled: SpooledEpoch) -> Verdict:
         try:
-            return self._patiently(self._commit, epoch, prepared, ballot.rows, ballot.after)
+            return self._patiently(self._commit, epoch, spooled, ballot.rows, ballot.after)
         except errors.CLIENT_ERRORS as error:
-            said, hint = errors.describe(error)
+            reason, hint = errors.describe(error)
             if errors.is_passing(error):
-                return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {hint}")
-            raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", hint=hint) from error
+                return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {reason}: {hint}")
+            raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {reason}", hint=hint) from error
         except (errors.UnfitIndex, NoTemporaryFiles) as error:
             pending = f"epoch {epoch.number} stays pending in the ledger, its rows in the spool: nothing is lost"
             raise OutcomeUnknown(f"{error.message}; {pending}", hint=error.hint) from error
 
-    def _just_compared(self) -> applied_epochs.Marker | None:
+    def _just_compared(self) -> MarkerDocument | None:
         """Return the marker; reuse the one that this thread has just read to compare it before the commit.
 
         A changed marker is still noticed, because the run ends with a conditional write of that document.
         """
-        kept: applied_epochs.Marker | None
-        kept, read_at = self._compared.__dict__.pop("marker", (None, 0.0))
-        if time.monotonic() - read_at < _JUST_READ_SECONDS:
-            return kept
-        return applied_epochs.read(self._client, self._me)
+        # Once only: a retry of the commit must see what the first try, or another driver, has written.
+        read_at, self._compared.read_at = self._compared.read_at, -math.inf
+        if self._clock.monotonic() - read_at < _JUST_READ_SECONDS:
+            return self._compared.marker
+        return applied_epochs.read(self._server, self._me)
 
-    def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows, after: LastDone | None) -> Verdict:
+    def _commit(self, epoch: Epoch, spooled: SpooledEpoch, rows: Rows, after: LastDone | None) -> Verdict:
         kept = self._just_compared()
         trusted = applied_epochs.trusted(kept, after)
-        if (verdict := _told(kept, epoch)) is not None:
+        if (verdict := _verdict_of(kept, epoch)) is not None:
             # The epoch was applied, but the index may have been restored to an older state since.
             self._require_configured(trusted)
             self._forget_other_runs(kept, epoch)
@@ -258,45 +304,48 @@ class ElasticsearchCommitter(Participant):
         # The target may have been restored to an older state since the vote; or the marker may be new: a driver on
         # another copy of the checkpoint has applied an epoch since the comparison before the commit.
         self._verify(kept, after, None)
-        with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
+        with self._server.threads.pool(1, "epochsink-look") as beside:
             # Both must happen before the first document, in any order.
-            looking = beside.submit(target_index.require_recorded, self._client, self._config, trusted, prepared)
+            looking = beside.submit(target_index.require_recorded, self._server, self._config, trusted, spooled)
             self._claim_for(epoch, after.epoch if after else -1)
-            found = looking.result()
+            target = looking.result()
         first, self._voted = self._voted == epoch.attempt, None
-        application = Application(
-            self._client,
-            self._config,
-            self._me,
-            epoch=epoch,
-            prepared=prepared,
-            kept=kept,
-            found=found,
-            pace=self._pace,
-            executors=self.executors,
-            require_ours=self.require_ours,
+        # One name for all runs of this driver that end with their marker: the marker lists those that have letters.
+        run, self._run = self._run or uuid.uuid4().hex, ""
+        sink = SinkContext(
+            self._server, self._clock, self._config, self._me, self._pace_of_cluster(), self.require_ours
         )
+        application = Application(sink, epoch, spooled, kept=kept, target=target, run=run)
         try:
             set_aside = application.run(rows)
         except Overtaken:
             return self._overtaken(epoch, kept)
         except SpoolMissing:
             # Read the marker again: another driver may have applied the epoch and dropped its spool.
-            told = _told(applied_epochs.read(self._client, self._me), epoch)
-            if told is None:
+            verdict = _verdict_of(applied_epochs.read(self._server, self._me), epoch)
+            if verdict is None:
                 raise
-            return told
+            return verdict
         except errors.GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
         # Earlier runs, of this driver or a previous one, may have left dead letters. A driver that supersedes this one
         # during the run finds this run's marker, and deletes its own letters.
         if self._config.dead_letter_index is not None and not (first and application.runs == 1):
-            self._forget_other_runs(applied_epochs.read(self._client, self._me), epoch)
+            self._forget_other_runs(applied_epochs.read(self._server, self._me), epoch)
+        if application.runs == 1:
+            self._run = run
         return Verdict(Outcome.COMMITTED, set_aside=set_aside)
+
+    def _pace_of_cluster(self) -> Pace:
+        """Return the pace, whose number of requests at once follows the number of data nodes at the first commit."""
+        if self._pace is None:
+            at_once = self._config.per_node * max(1, self._server.data_nodes() or 1)
+            self._pace = Pace(self._config.bulk_bytes, min(at_once, MOST_AT_ONCE))
+        return self._pace
 
     def _claim_for(self, epoch: Epoch, done: int) -> None:
         """Claim the epoch for this attempt: two attempts that apply one epoch would mix their documents."""
-        self._claim = claim = applied_epochs.claim(self._client, self._me, epoch, self._claim, done=done)
+        self._claim = claim = applied_epochs.claim(self._server, self._me, epoch, self._claim, done=done)
         if (claim.epoch, claim.attempt) == (epoch.number, epoch.attempt):
             return
         raise WentBack(
@@ -310,10 +359,10 @@ class ElasticsearchCommitter(Participant):
             f"{applied_epochs.INDEX!r}",
         )
 
-    def _overtaken(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> Verdict:
+    def _overtaken(self, epoch: Epoch, kept: MarkerDocument | None) -> Verdict:
         """Return the verdict on an epoch whose marker was changed by another driver."""
-        now = applied_epochs.read(self._client, self._me)
-        if (verdict := _told(now, epoch)) is not None:
+        now = applied_epochs.read(self._server, self._me)
+        if (verdict := _verdict_of(now, epoch)) is not None:
             self._forget_other_runs(now, epoch)
             return verdict
         if kept is not None:
@@ -325,7 +374,7 @@ class ElasticsearchCommitter(Participant):
             "somebody has deleted or changed that document",
         )
 
-    def _forget_other_runs(self, kept: applied_epochs.Marker | None, epoch: Epoch) -> None:
+    def _forget_other_runs(self, kept: MarkerDocument | None, epoch: Epoch) -> None:
         """Delete dead letters of interrupted runs, after the marker, which names the run whose letters are valid."""
         letters = self._config.dead_letter_index
         if letters is None or kept is None or kept.epoch != epoch.number:
@@ -333,7 +382,7 @@ class ElasticsearchCommitter(Participant):
         # A driver that was killed after it wrote the marker leaves this to the next commit of the epoch.
         try:
             dead_letter.forget_other_runs(
-                self._client, letters, self._me, epoch, run=kept.run, timeout=self._config.timeout
+                self._server, letters, self._me, epoch, run=kept.run, timeout=self._config.timeout
             )
         except errors.GaveUp as error:
             raise OutcomeUnknown(
@@ -345,19 +394,9 @@ class ElasticsearchCommitter(Participant):
         """Return the part: it is never ABORTED, because only the spool is prepared."""
         return part
 
-    def lacking(self, sink: str, done: LastDone) -> Committables:
-        """Return the part if the marker is older; see `epochsink.elasticsearch.repair`."""
-        refuse_several_indices(done)
-        return super().lacking(sink, done)
-
-    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Return nothing: the target holds nothing before `commit`."""
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        """Return nothing: there is nothing to end."""
         return []
-
-    def describe(self, part: Committable) -> str:
-        """Return the number of spooled rows and their index."""
-        prepared = PreparedEpoch.from_json(part)
-        return f"{prepared.rows} row(s) in the spool for index {prepared.index!r}"
 
     def close(self) -> None:
         """Close the connections."""
@@ -365,7 +404,7 @@ class ElasticsearchCommitter(Participant):
             self._connected.close()
             self._connected = None
 
-    def _refuse_epoch(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> None:
+    def _refuse_epoch(self, epoch: Epoch, kept: MarkerDocument | None) -> None:
         if kept is not None and kept.epoch >= epoch.number:
             raise WentBack(
                 f"epoch {epoch.number} is about to be written, but index {self._config.shown_index!r} already holds "
@@ -381,7 +420,7 @@ class ElasticsearchCommitter(Participant):
             )
 
 
-def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
+def _verdict_of(kept: MarkerDocument | None, epoch: Epoch) -> Verdict | None:
     """Return the verdict of the marker on an epoch; None if the epoch is not applied yet."""
     if kept is None or kept.epoch < epoch.number:
         return None
@@ -394,7 +433,3 @@ def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
         )
     # an earlier run has applied it, and knew how many rows it set aside
     return Verdict(Outcome.COMMITTED, set_aside=None)
-
-
-def _marks(kept: applied_epochs.Marker | None) -> dict[str, Mark]:
-    return {} if kept is None else {"": Mark(kept.epoch, kept.attempt)}

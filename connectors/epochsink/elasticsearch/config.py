@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from epochsink import arguments, credentials
 from epochsink.errors import ConfigurationError
 from epochsink.identity import PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from epochsink.sink.sql import operand, text_of
 
 SECRETS: Final = frozenset({"api_key", "basic_auth", "bearer_auth", "headers"})
 """Options whose values are never shown."""
@@ -43,6 +41,8 @@ MARKERS: Final = f"{PREFIX}-markers"
 _LONGEST_NAME: Final = 255
 MOST_INDICES: Final = 100
 """Largest number of indices that one epoch may touch (``index_by``): the record of the epoch names each."""
+MOST_AT_ONCE: Final = 16
+"""Largest number of bulk requests at once: they hold 40 MB, and what one driver renders keeps no more of them busy."""
 _REQUEST_TIMEOUT: Final = 60.0
 
 
@@ -66,7 +66,6 @@ class ElasticsearchConfig:
     create: bool
     settings: str
     gc_deletes: str
-    executors_above: int | None
     partition_by_key: bool
     timeout: float
     allow_insecure: bool
@@ -78,8 +77,8 @@ class ElasticsearchConfig:
 
     bulk_bytes: ClassVar[int] = 2_500_000
     """The size of a bulk request in bytes."""
-    threads: ClassVar[int] = 2
-    """Number of bulk requests at once, by the driver or by each task of a job."""
+    per_node: ClassVar[int] = 2
+    """Number of bulk requests at once for each data node of the cluster."""
 
     def __init__(
         self,
@@ -101,7 +100,6 @@ class ElasticsearchConfig:
         refresh: bool = False,
         create: bool | Mapping[str, Any] = True,
         gc_deletes: str = "1h",
-        executors_above: int | None = 200_000,
         partition_by_key: bool = False,
         timeout: float = 120.0,
         allow_insecure: bool = False,
@@ -128,9 +126,6 @@ class ElasticsearchConfig:
             "create": create is not False,
             "settings": _settings(create),
             "gc_deletes": _gc_deletes(gc_deletes),
-            "executors_above": None
-            if executors_above is None
-            else arguments.count("executors_above", executors_above, lowest=0),
             "partition_by_key": arguments.flag("partition_by_key", partition_by_key),
             "timeout": arguments.seconds("timeout", timeout),
             "allow_insecure": arguments.flag("allow_insecure", allow_insecure),
@@ -171,6 +166,7 @@ class ElasticsearchConfig:
         return f"Elasticsearch({self.shown_hosts!r}, {target}{key}{options})"
 
     def _check_host(self, host: str) -> None:
+        credentials.refuse_unencoded("hosts=", host)
         url = _split(host)
         if url is None or url.scheme not in {"http", "https"} or not url.hostname or not _port(url):
             raise ConfigurationError(
@@ -226,7 +222,7 @@ class ElasticsearchConfig:
             return ()
         made = (arguments.origin(self.select, name) or name for name in self.key)
         # Shuffle by text because the _id is made of text: all values with the same text must be in one task.
-        return tuple(f"CAST(({each}\n) AS STRING)" for each in made)
+        return tuple(text_of(operand(each)) for each in made)
 
     def _check_partitioning(self) -> None:
         if not self.key or not self.order_by:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import elasticsearch
 from elastic_transport import NdjsonSerializer
 
-from epochsink.elasticsearch.errors import NotServed, error_type
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.elasticsearch.config import ElasticsearchConfig
-
-
-_FOUND = 200
+from epochsink.elasticsearch.config import MOST_AT_ONCE, ElasticsearchConfig
+from epochsink.elasticsearch.errors import NotServed
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.sink import would
 
 
 def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
@@ -28,7 +24,7 @@ def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
     return elasticsearch.Elasticsearch(
         list(config.hosts),
         # One more than the bulk requests at once, because markers are read while those run.
-        connections_per_node=config.threads + 1,
+        connections_per_node=MOST_AT_ONCE + 1,
         serializers={_AsRendered.mimetype: _AsRendered()},
         **config.client_options,
     )
@@ -45,36 +41,37 @@ class _AsRendered(NdjsonSerializer):
 
 
 def ensure_index(
-    client: elasticsearch.Elasticsearch, index: str, *, mappings: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
-    """Create an index if it is missing, without the settings if the server (serverless) does not support them."""
+    server: ElasticsearchServer, index: str, *, mappings: Mapping[str, Any], settings: Mapping[str, Any]
+) -> bool:
+    """Create an index if it is missing, without the settings if the server (serverless) does not support them.
+
+    Return whether it exists now: a check that only compares does not create it.
+    """
     # Check first: a user without the privilege to create an index can use an existing one.
-    if client.options(ignore_status=(403, 404)).indices.exists(index=index).meta.status == _FOUND:
-        return
+    if server.exists(index):
+        return True
+    if would(f"create the index {index!r}"):
+        return False
     try:
-        client.indices.create(index=index, settings=settings, mappings=mappings)
-    except elasticsearch.BadRequestError as error:
-        if error_type(error) == "resource_already_exists_exception":
-            return
+        server.create_index(index, settings, mappings)
+    except elasticsearch.BadRequestError:
         if not settings:
             raise
-        ensure_index(client, index, mappings=mappings, settings={})
+        return ensure_index(server, index, mappings=mappings, settings={})
+    return True
 
 
-def refresh_all(client: elasticsearch.Elasticsearch, index: str) -> None:
+def refresh_all(server: ElasticsearchServer, index: str) -> None:
     """Make all documents of an index or alias searchable, however many primary shards it has. Raises as `refresh`."""
-    name = "index.number_of_shards"
-    found = client.indices.get_settings(index=index, name=name, flat_settings=True, ignore_unavailable=True).body
-    # A server may not report the number.
-    refresh(client, index, max(1, sum(int(each["settings"].get(name, 1)) for each in found.values())))
+    refresh(server, index, max(1, sum(server.primaries(index))))
 
 
-def refresh(client: elasticsearch.Elasticsearch, index: str, primaries: int = 1) -> None:
+def refresh(server: ElasticsearchServer, index: str, primaries: int = 1) -> None:
     """Make all documents of an index with ``primaries`` primary shards searchable.
 
     Raises `NotServed`, a temporary failure, if a shard was left out. A server that has just started does not report
     this as an error: it skips shards that it has not recovered yet, or reports the index as missing.
     """
-    shards = client.indices.refresh(index=index, ignore_unavailable=True)["_shards"]
-    if shards["failed"] or shards["successful"] < primaries:
-        raise NotServed(f"index {index!r}: {shards['successful']} of {primaries} primary shards were refreshed")
+    refreshed, failed = server.refresh(index)
+    if failed or refreshed < primaries:
+        raise NotServed(f"index {index!r}: {refreshed} of {primaries} primary shards were refreshed")

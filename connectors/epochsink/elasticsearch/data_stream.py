@@ -6,28 +6,24 @@ first reads which documents exist, in every backing index since then, and sends 
 run, the epoch is applied again in this way, and second copies are deleted. The ``_id`` names the attempt, so a stored
 document with it is the one to write.
 """
+# ruff: noqa: ARG002 - `ElasticsearchTarget` describes the methods of `DataStreamTarget` and their arguments
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
-from urllib.parse import quote
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.applied_epochs import MarkerDocument
+from epochsink.elasticsearch.bulk_body import Request
+from epochsink.elasticsearch.config import ElasticsearchConfig
 from epochsink.elasticsearch.errors import CONFLICT, NotServed, UnfitIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import elasticsearch
-    import numpy.typing as npt
-
-    from epochsink.elasticsearch.bulk_body import Request
-    from epochsink.elasticsearch.config import ElasticsearchConfig
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.elasticsearch.target import ElasticsearchTarget
 
 TIMESTAMP: Final = "@timestamp"
 _AT_ONCE: Final = 1000
@@ -40,96 +36,67 @@ _UNFIT_MODES: Final = {
 """Settings of a backing index with which documents cannot be found by a given ``_id``, and why."""
 
 
-class SeveralIndices(ABC):
-    """Indices that are used like one `Target`, whose uuid and history are those of each."""
+class DataStreamTarget(ElasticsearchTarget):
+    """An existing data stream. ``settings`` has its backing indices, oldest first."""
 
     __slots__ = ()
-    uuid: ClassVar[str] = ""
-    history: ClassVar[str] = ""
 
     @property
-    @abstractmethod
-    def indices(self) -> Mapping[str, tuple[str, str]]:
-        """The uuid and history of each index."""
-
-    @property
-    def incarnation(self) -> Mapping[str, tuple[str, str]]:
-        """Equal if there are the same indices, each the same as before: a data stream has not rolled over either."""
-        return self.indices
-
-
-@dataclass(frozen=True, slots=True)
-class Stream(SeveralIndices):
-    """An existing data stream.
-
-    ``backing`` has the flat settings of its backing indices, oldest first; `written` is the last one. `since` leaves
-    out those that cannot hold documents of an epoch. ``mapping`` is that of `written`, ``beside`` as in `Target`.
-    """
-
-    index: str
-    backing: Mapping[str, Mapping[str, str]]
-    mapping: Mapping[str, Any]
-    beside: Mapping[str, Mapping[str, str]]
-
-    @property
-    def written(self) -> str:
+    def newest(self) -> str:
         """The backing index to which the server appends."""
-        return list(self.backing)[-1]
+        return list(self.settings)[-1]
 
     @property
-    def posted_to(self) -> str:
-        """The stream: the server takes no appends to a backing index."""
-        return self.index
+    def stream(self) -> Mapping[str, tuple[str, str]]:
+        return {self.newest: self.incarnations[self.newest]}
 
     @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings of `written`."""
-        return self.backing[self.written]
+    def written(self) -> Mapping[str, Mapping[str, str]]:
+        return {self.newest: self.settings[self.newest]}
 
-    @property
-    def indices(self) -> Mapping[str, tuple[str, str]]:
-        """The uuid and history of each backing index."""
-        return {
-            name: (settings["index.uuid"], settings.get("index.history.uuid", ""))
-            for name, settings in self.backing.items()
-        }
+    def index_behind(self, name: str) -> str:
+        # The server takes no appends to a backing index: requests name the stream.
+        return self.newest
 
     @property
     def refreshes_itself(self) -> bool:
-        """False: the documents of an epoch may be in several backing indices, which only `refresh` shows together."""
+        # The documents of an epoch may be in several backing indices, which only `refresh` shows together.
         return False
 
-    def stored_in(self, pipeline: str | None) -> str | None:  # noqa: ARG002 - as `Target`
-        """Return None: `Created` looks at every answer anyway."""
+    def stored_in(self, pipeline: str | None) -> str | None:
+        # `Created` looks at every answer anyway.
         return None
 
-    def refresh(self, client: elasticsearch.Elasticsearch) -> None:
-        """Make all documents searchable. Raises `NotServed`."""
-        for name, settings in self.backing.items():
-            refresh(client, name, int(settings.get("index.number_of_shards", 1)))
+    def unfit_columns(self, columns: Collection[str]) -> list[str]:
+        if TIMESTAMP in columns:
+            return []
+        needed = f"every document of the data stream {self.index!r} needs the field {TIMESTAMP!r}, which the rows lack"
+        return [f"{needed}: name it in select=, e.g. select=['*', 'created_at AS `{TIMESTAMP}`']"]
 
-    def since(self, first: Mapping[str, object]) -> Stream:
-        """Return the stream without the backing indices that are older than ``first``, if it still exists."""
-        names = list(self.backing)
-        kept = next((names[place:] for place, name in enumerate(names) if name in first), names)
-        return replace(self, backing={name: self.backing[name] for name in kept})
+    def require_unchanged(self, kept: MarkerDocument | None) -> None:
+        if kept is not None and kept.index_uuid:
+            reason = "it was an index then, and is a data stream now"
+            raise self.not_the_one(kept, f"formerly uuid {kept.index_uuid}", reason)
+        super().require_unchanged(kept)
+
+    def since(self, first: Mapping[str, object] | None) -> DataStreamTarget:
+        # Older backing indices cannot hold documents of an epoch that was voted on later.
+        names = list(self.settings)
+        younger = next((names[place:] for place, name in enumerate(names) if name in (first or ())), names)
+        return replace(self, settings={name: self.settings[name] for name in younger})
 
 
-def found(
-    client: elasticsearch.Elasticsearch,
+def resolve(
+    server: ElasticsearchServer,
     name: str,
     described: Mapping[str, Any],
     beside: Mapping[str, Mapping[str, str]],
-) -> Stream:
+) -> DataStreamTarget:
     """Return the data stream whose backing indices were ``described``. Raises `NotServed` if it rolls over just now."""
-    # not by indices.resolve_index(): since 9.5 the client sends POST, which older servers of 9 do not take
-    answer = client.perform_request("GET", f"/_resolve/index/{quote(name)}", headers={"accept": "application/json"})
-    (stream,) = answer.body["data_streams"]
-    names = stream["backing_indices"]
+    names = server.backing_indices(name)
     if set(names) != set(described):
         raise NotServed(f"the data stream {name!r} rolled over while it was looked at")
-    backing = {each: described[each]["settings"] for each in names}
-    return Stream(name, backing, described[names[-1]].get("mappings", {}), beside)
+    return DataStreamTarget(name, {each: described[each]["settings"] for each in names}, beside)
 
 
 def unfit(name: str, described: Mapping[str, Any], config: ElasticsearchConfig | None) -> UnfitIndex | None:
@@ -200,9 +167,9 @@ class Created:
                 raise self._moved("stored under another _id")
             self._reached.add(str(answer.get("_index")))
 
-    def require_within(self, stream: Stream) -> None:
+    def require_within(self, indices: Mapping[str, object]) -> None:
         """Raise `UnfitIndex` if documents are stored in other indices than the stream's."""
-        if elsewhere := sorted(self._reached - stream.backing.keys()):
+        if elsewhere := sorted(self._reached - indices.keys()):
             raise self._moved(f"stored in {', '.join(elsewhere)}")
 
     def _moved(self, what: str) -> UnfitIndex:
@@ -225,8 +192,8 @@ def _all_created(request: Request, answers: Sequence[Mapping[str, Any]]) -> bool
 class Copies:
     """Finds stored documents by their ``_id`` in all backing indices of a stream."""
 
-    def __init__(self, client: elasticsearch.Elasticsearch, stream: Stream) -> None:
-        self._client = client
+    def __init__(self, server: ElasticsearchServer, stream: ElasticsearchTarget) -> None:
+        self._server = server
         self._stream = stream
 
     def missing(self, prefix: str, count: int) -> npt.NDArray[np.bool_]:
@@ -244,21 +211,13 @@ class Copies:
             stored: set[str] = set()
             second = []
             # Oldest first, so that two drivers that do this at once delete the same copy.
-            for index in self._stream.backing:
-                documents = self._documents(index, ids)
-                second += [(index, each) for each in documents if each["_id"] in stored]
-                stored |= {each["_id"] for each in documents}
+            for index in self._stream.indices:
+                # A read by _id sees what was not refreshed yet.
+                documents = self._server.find(index, ids)
+                second += [(index, each) for each in documents if each.id in stored]
+                stored |= {each.id for each in documents}
             if not second:
                 return stored
             for index, each in second:
-                place = {"if_seq_no": each["_seq_no"], "if_primary_term": each["_primary_term"]}
-                self._client.options(ignore_status=(404, 409)).delete(index=index, id=each["_id"], **place)
+                self._server.delete(index, each.id, over=each.place)
         raise NotServed(f"data stream {self._stream.index!r}: second copies of documents could not be deleted")
-
-    def _documents(self, index: str, ids: Sequence[str]) -> list[Any]:
-        # A read by _id sees what was not refreshed yet.
-        answers = self._client.mget(index=index, ids=list(ids), source=False)["docs"]
-        if failed := [each["error"] for each in answers if "error" in each]:
-            # The document is not absent: its shard is not available.
-            raise NotServed(f"index {index!r}: {len(failed)} document(s) could not be read: {failed[0]['reason']}")
-        return [each for each in answers if each.get("found")]

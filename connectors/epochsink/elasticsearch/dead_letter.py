@@ -1,11 +1,17 @@
-"""Keep documents that the target permanently refuses in an index of their own, each once."""
+"""Keep documents that the target permanently refuses in an index of their own, each once.
+
+A letter has the row twice: ``row`` is what the sink's writer was given, from which a retry writes it, and ``source`` is
+the document, for people.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import time
-from typing import TYPE_CHECKING, Any, Final
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -14,20 +20,20 @@ from epochsink.elasticsearch.bulk_body import action_heads, render
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import ensure_index, refresh_all
 from epochsink.elasticsearch.errors import Meaning, Refusal, UnfitIndex, meaning
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.elasticsearch.unfit import document_of
 from epochsink.errors import RowsRejected
-from epochsink.identity import document_id_prefix, identity_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import elasticsearch
-
-    from epochsink.sink import Epoch, Identity
+from epochsink.identity import document_id_prefix
+from epochsink.retry import Clock
+from epochsink.sink import Epoch, Identity, identity_key
+from epochsink.sink.letter_row import decode_rows, encode_row
 
 Hit = dict[str, Any]
 """A letter as a search returns it."""
 
 _PAGE: Final = 1000
+_LONGEST_SOURCE: Final = 100_000
+"""The rest of a longer document is in the row alone: a letter must not be larger than what the server accepts."""
 # A source may be longer than the longest term of an index.
 _TEXT_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 _MAPPING: Final = {
@@ -42,17 +48,18 @@ _MAPPING: Final = {
         "rejected_at": {"type": "date"},
         "reason": _TEXT_ONLY,
         "source": _TEXT_ONLY,
+        "row": {"type": "binary"},
     },
 }
 
 
-def ensure(client: elasticsearch.Elasticsearch, index: str) -> None:
-    """Create the dead-letter index if it is missing."""
-    ensure_index(client, index, mappings=_MAPPING, settings={})
+def ensure(server: ElasticsearchServer, index: str) -> bool:
+    """Create the dead-letter index if it is missing; return whether it exists, as `ensure_index`."""
+    return ensure_index(server, index, mappings=_MAPPING, settings={})
 
 
 def forget_other_runs(
-    client: elasticsearch.Elasticsearch, index: str, identity: Identity, epoch: Epoch, *, run: str, timeout: float
+    server: ElasticsearchServer, index: str, identity: Identity, epoch: Epoch, *, run: str, timeout: float
 ) -> None:
     """Delete the letters of all runs of an epoch except ``run``, which its marker names.
 
@@ -66,11 +73,9 @@ def forget_other_runs(
     refused: list[str] = []
     hint = f"delete the letters of this epoch whose run is not {run!r}; then start the query again"
     while True:
-        refresh_all(client, index)
+        refresh_all(server, index)
         query = {"bool": {"filter": mine, "must_not": [{"term": {"run": run}}, {"ids": {"values": refused}}]}}
-        # Else letters in a shard that is not available would look as if they were not there.
-        answer = client.search(index=index, query=query, size=_PAGE, source=False, allow_partial_search_results=False)
-        found = answer["hits"]["hits"]
+        found = server.search(index, query, _PAGE, source=False).hits
         if not found:
             break
         letters = {(hit["_index"], hit["_id"]) for hit in found}
@@ -81,8 +86,8 @@ def forget_other_runs(
                 f"check the answers of a proxy in front of the server; or {hint}",
             )
         gone |= letters
-        if stay := delete(client, found, identity, epoch.number, timeout):
-            kept = applied_epochs.read(client, identity)
+        if stay := delete(server, found, identity, epoch.number, timeout):
+            kept = applied_epochs.read(server, identity)
             if kept is None or (kept.epoch, kept.run) != (epoch.number, run):
                 return  # another driver deletes them
             refused += [each.id for each in stay]
@@ -94,8 +99,14 @@ def forget_other_runs(
         )
 
 
+def with_letters(server: ElasticsearchServer, index: str, runs: Mapping[str, int]) -> dict[str, int]:
+    """Return those of the runs that have letters."""
+    refresh_all(server, index)
+    return {run: epoch for run, epoch in runs.items() if server.count(index, {"term": {"run": run}})}
+
+
 def delete(
-    client: elasticsearch.Elasticsearch, letters: Sequence[Hit], identity: Identity, epoch: int, timeout: float
+    server: ElasticsearchServer, letters: Sequence[Hit], identity: Identity, epoch: int, timeout: float
 ) -> list[Refusal]:
     """Delete letters of an epoch that a search has found; return what is refused. Raises `GaveUp`."""
     # One version above that of the letters: a late write must not restore them.
@@ -104,7 +115,9 @@ def delete(
     # Where each one is: an alias that has rolled over passes a delete on to its newest index only.
     for index in sorted({letter["_index"] for letter in letters}):
         ids = pa.array([json.dumps({"_id": each["_id"]})[1:] for each in letters if each["_index"] == index])
-        refused += Poster(client, index, timeout).post(render(ids, pa.nulls(len(ids), pa.string()), heads))
+        refused += Poster(server, index, timeout, counted=True).post(
+            render(ids, pa.nulls(len(ids), pa.string()), heads)
+        )
     return refused
 
 
@@ -117,38 +130,40 @@ class DeadLetters:
 
     def __init__(
         self,
-        client: elasticsearch.Elasticsearch,
+        server: ElasticsearchServer,
         index: str,
-        target: str,
+        target: str | None,
         identity: Identity,
         epoch: Epoch,
         *,
         timeout: float,
+        clock: Clock,
         stop_if_overtaken: Callable[[], None],
     ) -> None:
-        self._client = client
+        self._server = server
         self._index = index
         self._target = target
         self._identity = identity
         self._epoch = epoch
         self._key = identity_key(identity)
         self._version = identity.origin["base"] + epoch.number
-        self._poster = Poster(client, index, timeout, stop_if_overtaken)
+        self._clock = clock
+        self._poster = Poster(server, index, timeout, stop_if_overtaken, counted=True)
 
     def keep(self, refusals: Sequence[Refusal], run: str) -> None:
         """Write refused documents of a run. Raises `GaveUp`, and `RowsRejected` if they are refused here too."""
-        for refusal in refusals:
-            if meaning(refusal.status, refusal.kind) is Meaning.TOO_LARGE:
-                raise RowsRejected(
-                    "a document is too large for any index",
-                    hint="raise http.max_content_length on the server; the epoch stays pending and is then applied",
-                    values=f"_id {refusal.id!r}: {refusal.reason}",
-                )
         ids = pa.array([self._id(refusal, run) for refusal in refusals])
         documents = pa.array([json.dumps(self._document(refusal, run)) for refusal in refusals])
         heads = action_heads(version=self._version, version_type="external_gte")
         again = self._poster.post(render(ids, documents, heads))
         if lost := [refusal for refusal in again if not refusal.conflict]:
+            if any(meaning(refusal.status, refusal.kind) is Meaning.TOO_LARGE for refusal in lost):
+                raise RowsRejected(
+                    "a document is too large for any index, and so is its dead letter",
+                    hint="raise http.max_content_length on the server, and the limit of a proxy in front of it; the "
+                    "epoch stays pending and is then applied",
+                    values=lost[0].reason,
+                )
             raise RowsRejected(
                 f"the dead-letter index {self._index!r} refuses {len(lost)} document(s)",
                 hint="let check() create that index, or map reason and source as unindexed keywords; the epoch "
@@ -165,10 +180,11 @@ class DeadLetters:
 
     def _document(self, refusal: Refusal, run: str) -> dict[str, object]:
         return {
-            "index": refusal.place.get("_index", self._target),
+            "index": refusal.place.get("_index", self._target),  # None: the row names no index
             "id": refusal.id or None,
             **{name: value for name, value in refusal.place.items() if name == "routing"},
-            "source": refusal.source,
+            "source": refusal.source and refusal.source[:_LONGEST_SOURCE],
+            "row": _encoded(refusal.row),
             "status": refusal.status,
             "error": refusal.kind,
             "reason": refusal.reason,
@@ -178,5 +194,27 @@ class DeadLetters:
             "run": run,
             "epoch": self._epoch.number,
             "attempt": self._epoch.attempt,
-            "rejected_at": int(time.time() * 1000),
+            "rejected_at": int(self._clock.time() * 1000),
         }
+
+
+def _encoded(row: pa.Table | None) -> str | None:
+    if row is None:
+        return None
+    (batch,) = row.combine_chunks().to_batches()
+    return base64.b64encode(zlib.compress(encode_row(batch))).decode()
+
+
+def of_size(row: pa.RecordBatch) -> str:
+    """Return a document that is about as long as the letter of a row."""
+    source = document_of(row["source"][0].as_py()) or ""
+    return json.dumps({"row": _encoded(pa.Table.from_batches([row])), "source": source[:_LONGEST_SOURCE]})
+
+
+def decoded(letter: Mapping[str, Any]) -> pa.RecordBatch:
+    """Return the row of a letter. Raises `ValueError` if it has none."""
+    try:
+        (row,) = decode_rows([zlib.decompress(base64.b64decode(letter.get("row") or ""))])
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    return row

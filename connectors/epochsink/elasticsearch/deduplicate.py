@@ -10,24 +10,20 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
 from epochsink.elasticsearch.unfit import without_id
 from epochsink.errors import RowsRejected
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import numpy.typing as npt
-
-    from epochsink.sink import Rows
+from epochsink.sink import Rows
 
 MOST_HASHED: Final = 10_000_000
 """Largest number of rows whose hashes are in memory: 8 bytes each, and as much again to sort them."""

@@ -10,18 +10,15 @@ import contextlib
 import enum
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import elasticsearch
+import pyarrow as pa
 from elastic_transport import TlsError, TransportError
 
-from epochsink.errors import RowsRejected
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from epochsink.errors import EpochsinkError
+from epochsink.errors import EpochsinkError, RowsRejected
 
 CLIENT_ERRORS: Final = (elasticsearch.ApiError, TransportError)
 """All errors that the client raises for a request."""
@@ -72,6 +69,7 @@ HINTS: Final = {
 }
 _OTHER_HINT: Final = "look at the reason; the server's log says more"
 _SERVER_ERROR: Final = 500
+_OVERLOADED: Final = 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Refusal:
     """One operation that the server permanently refuses: 409 for a newer version, another status for the document.
 
     ``place`` has the operation's ``_index`` and ``routing``, if it has them. ``position`` is that of a row in its epoch
-    if it has no valid id; ``id`` is "" then.
+    if it has no valid id; ``id`` is "" then. ``row`` is the row as the writer was given it; None if it is not known.
     """
 
     id: str
@@ -89,6 +87,7 @@ class Refusal:
     reason: str
     place: Mapping[str, str] = field(default_factory=dict)
     position: str = ""
+    row: pa.Table | None = field(default=None, compare=False, repr=False)
 
     @property
     def conflict(self) -> bool:
@@ -160,8 +159,13 @@ def describe(error: Exception) -> tuple[str, str]:
 
 
 def describe_operation(answer: dict[str, Any]) -> str:
-    """Return the text of the answer to one operation of a bulk request."""
-    return f"HTTP {answer['status']} {answer['error']['type']}: {answer['error'].get('reason', '')}"
+    """Return the text of the answer to one operation of a bulk request.
+
+    Without the reason of a failure that may pass, unless it is the server's load: it may quote the whole document.
+    """
+    status, kind = answer["status"], answer["error"]["type"]
+    shown = status == _OVERLOADED or meaning(status, kind) is not Meaning.PASSING
+    return f"HTTP {status} {kind}{': ' + answer['error'].get('reason', '') if shown else ''}"
 
 
 def client_version() -> str:
@@ -205,7 +209,7 @@ def too_many_letters(refused: Sequence[Refusal], letters: int, rows: int, limit:
 def too_many_unfit(unfit: int, rows: int, limit: float, epoch: int) -> RowsRejected:
     """Return the error for an epoch with more rows that no request can hold than ``limit`` allows."""
     return RowsRejected(
-        f"{unfit} of {rows} rows have no valid _id or routing, or a map with an invalid key, more than "
+        f"{unfit} of {rows} rows have no valid _id or routing, or a value that no document can hold, more than "
         f"letters_limit={limit}; epoch {epoch} is not recorded, and nothing of it is written",
         hint="correct key=, routing= or the stream, or raise letters_limit=, and start the query again",
     )

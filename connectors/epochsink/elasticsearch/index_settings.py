@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from epochsink.elasticsearch import pipelines
-from epochsink.elasticsearch.config import duration_seconds
+from epochsink.elasticsearch.config import ElasticsearchConfig, duration_seconds
 from epochsink.elasticsearch.errors import UnfitIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.elasticsearch.config import ElasticsearchConfig
 
 SERVER_GC_DELETES: Final = "60s"
 """The server's default of ``index.gc_deletes``."""

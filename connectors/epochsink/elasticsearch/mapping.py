@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 
-from epochsink.elasticsearch.row_mapping import is_variant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from epochsink.sink.row_json import is_variant
 
 _WHOLE: Final = frozenset({"long", "unsigned_long"})
 _FRACTIONAL: Final = frozenset({"double", "scaled_float"})
@@ -28,6 +26,8 @@ _LONGEST_KEYWORD: Final = 8191
 """Longest indexed text in characters: with four bytes each it fits into a term (32,766 bytes)."""
 _LONGEST_FLATTENED: Final = 4096
 """Shorter, because a term of a flattened field also holds the key."""
+_OURS: Final = "epochsink"
+"""The key in a mapping's ``_meta`` that tells that `from_schema` made it."""
 _USUAL_LEVELS: Final = 20
 """The server's default limit of nested objects in a flattened field."""
 
@@ -38,7 +38,32 @@ def from_schema(schema: pa.Schema) -> dict[str, Any]:
     A value that a field cannot index (NaN, a timestamp before 1970, a very long text) is stored in the document, and
     only a search for ``_ignored`` finds it.
     """
-    return {"properties": _properties(schema)}
+    return {"_meta": {_OURS: "made from the schema of a stream"}, "properties": _properties(schema)}
+
+
+def is_ours(mapping: Mapping[str, Any]) -> bool:
+    """Return whether the mapping was made by `from_schema`, so that later columns are mapped as it maps them."""
+    return _OURS in mapping.get("_meta", {})
+
+
+def unmapped(schema: Iterable[pa.Field], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties that `from_schema` makes of columns, and of fields of structs, that the mapping lacks."""
+    added: dict[str, Any] = {}
+    for field in schema:
+        mapped = _look_up(mapping, field.name)
+        if mapped is None:
+            added[field.name] = _mapped(field.type)
+        elif inner := _unmapped_fields(field.type, mapped):
+            kind = {"type": mapped["type"]} if "type" in mapped else {}
+            added[field.name] = {**kind, "properties": inner}
+    return added
+
+
+def _unmapped_fields(kind: pa.DataType, mapped: Mapping[str, Any]) -> dict[str, Any]:
+    if (element := _element(kind)) is not None:
+        return _unmapped_fields(element, mapped)
+    is_object = mapped.get("type", "object") in {"object", "nested"} and mapped.get("enabled") is not False
+    return unmapped(kind.fields, mapped) if pa.types.is_struct(kind) and is_object and not is_variant(kind) else {}
 
 
 def _properties(fields: Iterable[pa.Field]) -> dict[str, Any]:

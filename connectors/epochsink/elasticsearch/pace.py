@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 _log = logging.getLogger("epochsink")
 
@@ -40,6 +38,11 @@ class Pace:
         self._falls = 0
         self._overloads = 0
         self._lowest = self._share = 1.0
+
+    @property
+    def most(self) -> int:
+        """The largest number of requests at once, whatever the share."""
+        return self._threads
 
     @property
     def share(self) -> float:

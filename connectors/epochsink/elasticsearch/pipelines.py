@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from epochsink.elasticsearch.errors import CONFLICT, FORBIDDEN, NOT_FOUND, UnfitIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import elasticsearch
-    from elastic_transport import ObjectApiResponse
-
-    from epochsink.elasticsearch.bulk_body import Request
+from epochsink.elasticsearch.bulk_body import Request
+from epochsink.elasticsearch.errors import CONFLICT, UnfitIndex
+from epochsink.elasticsearch.server import ElasticsearchServer
 
 SETTINGS: Final = ("index.default_pipeline", "index.final_pipeline")
 NONE: Final = "_none"
@@ -47,14 +42,12 @@ def is_missing(reason: str) -> bool:
     return _MISSING.search(reason) is not None
 
 
-def missing(client: elasticsearch.Elasticsearch, names: Sequence[str]) -> list[str]:
+def missing(server: ElasticsearchServer, names: Sequence[str]) -> list[str]:
     """Return the pipelines that do not exist; none if the user lacks the privilege to ask."""
-    return [name for name in names if _ask(client, name).meta.status == NOT_FOUND]
+    return [name for name in names if server.pipeline(name) is None]
 
 
-def moving(
-    client: elasticsearch.Elasticsearch, index: str, names: Sequence[str], given: str | None = None
-) -> list[UnfitIndex]:
+def moving(server: ElasticsearchServer, index: str, names: Sequence[str], given: str | None = None) -> list[UnfitIndex]:
     """Return the processors, found in the pipelines' definitions, that would drop or move documents.
 
     ``given`` is the one of them that ``pipeline=`` names.
@@ -68,18 +61,13 @@ def moving(
             continue
         seen.add(name)
         # if the user may not read it, nothing is found here, and `refuse_moved` tells from the answers to documents
-        answer = _ask(client, name)
-        for described in answer.body.values() if answer.meta.status not in (FORBIDDEN, NOT_FOUND) else ():
+        for described in (server.pipeline(name) or {}).values():
             for kind, options in _processors(described):
                 if kind == "pipeline":
                     waiting.append(str(options.get("name")))
                 elif kind in _MOVING or _PLACE.intersection(_targets(options)):
                     found.append(_moves(index, name, kind, given))
     return found
-
-
-def _ask(client: elasticsearch.Elasticsearch, name: str) -> ObjectApiResponse[Any]:
-    return client.options(ignore_status=(FORBIDDEN, NOT_FOUND)).ingest.get_pipeline(id=name)
 
 
 def _processors(described: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

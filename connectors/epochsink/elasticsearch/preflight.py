@@ -2,97 +2,110 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import json
+from collections.abc import Mapping
+from typing import Any, Final
 
 import elasticsearch
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from epochsink.elasticsearch import applied_epochs, bulk_body, dead_letter, index_settings, pipelines, target_index
 from epochsink.elasticsearch.bulk_request import Poster
-from epochsink.elasticsearch.config import duration_seconds
+from epochsink.elasticsearch.config import ElasticsearchConfig, duration_seconds
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.data_stream import TIMESTAMP, Stream
+from epochsink.elasticsearch.data_stream import TIMESTAMP
 from epochsink.elasticsearch.errors import (
     CLIENT_ERRORS,
     GaveUp,
+    Meaning,
+    Refusal,
     UnfitIndex,
     client_version,
     describe,
     documents_rejected,
-    error_type,
+    explained,
+    is_passing,
+    meaning,
 )
-from epochsink.elasticsearch.mapping import conflicts, from_schema
+from epochsink.elasticsearch.mapping import conflicts, from_schema, is_ours, unmapped
+from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import PrepareFailed, RowsRejected
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.elasticsearch.errors import Refusal
+from epochsink.sink import would
 
 _SUPPORTED: Final = (8, 9)
-_ASK_ABOUT_SIZE: Final = 1_000_000
+ASK_ABOUT_SIZE: Final = 1_000_000
+"""Smaller documents pass, in bytes."""
 _ACTION_LINE: Final = 1_000
 _MEMORY: Final = "indexing_pressure.memory.limit"
-_NOT_ALLOWED: Final = frozenset({400, 403, 404, 410})
-"""Answers about nodes to ignore: the user lacks the privilege, or the server (serverless) lacks the API."""
 
 
-def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema | None) -> list[str]:
+def findings(server: ElasticsearchServer, config: ElasticsearchConfig, schema: pa.Schema | None) -> list[str]:
     """Return one line with a hint for each problem found; without ``schema``, none about columns, and no new index."""
     try:
         # First: the other answers of an unsupported server mean nothing.
-        if wrong := _server(client):
+        if wrong := _server(server):
             return [wrong]
         # At the start, so that a missing privilege is reported before rows are written.
-        applied_epochs.ensure(client)
-        if config.dead_letter_index is not None:
-            dead_letter.ensure(client, config.dead_letter_index)
-        found = _index(client, config, schema) if config.index else _without_index(client, config)
-        if config.dead_letter_index is not None:
-            found += _writable(client, config.dead_letter_index)
+        applied_epochs.ensure(server)
+        letters = config.dead_letter_index
+        has_letters = letters is not None and dead_letter.ensure(server, letters)
+        reasons = _index(server, config, schema) if config.index else _without_index(server, config)
+        # The trial write would create a missing index.
+        if letters is not None and has_letters:
+            reasons += _writable(server, letters)
     except CLIENT_ERRORS as error:
-        said, hint = describe(error)
-        return [f"Elasticsearch at {config.shown_hosts}: {said}; {hint}"]
-    return found
+        reason, hint = describe(error)
+        return [f"Elasticsearch at {config.shown_hosts}: {reason}; {hint}"]
+    return reasons
 
 
-def refuse_too_large(client: elasticsearch.Elasticsearch, largest: int) -> None:
+def refuse_too_large(server: ElasticsearchServer, largest: int) -> None:
     """Raise `RowsRejected` if some node accepts no document of ``largest`` bytes."""
-    if largest < _ASK_ABOUT_SIZE:
+    if largest < ASK_ABOUT_SIZE:
         return
     # If this user lacks the privilege to ask, the server refuses the document when the epoch is applied.
-    for setting, limit in [("http.max_content_length", _longest_request(client)), (_MEMORY, _indexing_memory(client))]:
-        if limit is not None and largest + _ACTION_LINE > limit:
+    for setting, limits in [("http.max_content_length", server.request_limits()), (_MEMORY, server.memory_limits())]:
+        if limits and largest + _ACTION_LINE > min(limits):
             raise RowsRejected(
-                f"a document has {largest} bytes, more than the server's {setting} of {limit}",
+                f"a document has {largest} bytes, more than the server's {setting} of {min(limits)}",
                 hint="leave it out with where=, cut the column in select=, or raise that setting on every node",
             )
 
 
-def _longest_request(client: elasticsearch.Elasticsearch) -> int | None:
-    told = asking(client).nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
-    return min((node["http"]["max_content_length_in_bytes"] for node in _nodes(told)), default=None)
+def refuse_on_the_way(
+    server: ElasticsearchServer, config: ElasticsearchConfig, index: str, row: pa.RecordBatch
+) -> None:
+    """Raise `RowsRejected` if neither a row's document nor its dead letter reaches the server through its proxy.
+
+    Both are sent on a condition that never holds. ``index`` as in `Poster`. Raises `PrepareFailed`.
+    """
+    if bulk_body.unfit(row):
+        return  # no request will hold its document
+    end = pa.array(['"_id":"epochsink-check"}'])
+    ids = bulk_body.action_ends(row, row["id"] if "id" in row.schema.names else end)
+    # counted: else the answer would be asked for a second time, and the document sent again
+    trials = [(Poster(server, index, config.timeout, pipeline=config.pipeline, counted=True), ids, row["source"])]
+    if config.dead_letter_index is not None:
+        letter = pa.array([dead_letter.of_size(row)])
+        trials.append((Poster(server, config.dead_letter_index, config.timeout, counted=True), end, letter))
+    try:
+        if not all(_is_too_large(poster, bulk_body.render(ends, sources, _HEADS)) for poster, ends, sources in trials):
+            return
+    except GaveUp as error:
+        raise PrepareFailed(f"the server did not say whether it takes the longest document: {error}") from error
+    raise RowsRejected(
+        f"a document has {pc.binary_length(row['source'])[0]} bytes, more than a proxy in front of the server accepts",
+        hint="leave it out with where=, cut the column in select=, or raise the limit of the proxy",
+    )
 
 
-def _indexing_memory(client: elasticsearch.Elasticsearch) -> int | None:
-    """Return how many bytes of operations every node accepts at once. It answers 429 to all larger requests."""
-    path = "nodes.*.indexing_pressure.memory.limit_in_bytes"
-    told = asking(client).nodes.stats(metric="indexing_pressure", filter_path=path).body
-    return min((node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in _nodes(told)), default=None)
+def _is_too_large(poster: Poster, request: bulk_body.Request) -> bool:
+    return any(meaning(each.status, each.kind) is Meaning.TOO_LARGE for each in poster.post(request))
 
 
-def asking(client: elasticsearch.Elasticsearch) -> elasticsearch.Elasticsearch:
-    """Return a client for questions that this user, or a serverless cluster, need not answer."""
-    return client.options(ignore_status=tuple(_NOT_ALLOWED))
-
-
-def _nodes(answer: Mapping[str, Any]) -> list[Any]:
-    return list(answer.get("nodes", {}).values())
-
-
-def _server(client: elasticsearch.Elasticsearch) -> str | None:
-    version = version_of(client)
+def _server(server: ElasticsearchServer) -> str | None:
+    version = server.version()
     if version is None:
         return None
     major, own = int(version.split(".")[0]), int(elasticsearch.__version__[0])
@@ -106,80 +119,91 @@ def _server(client: elasticsearch.Elasticsearch) -> str | None:
     return None
 
 
-def version_of(client: elasticsearch.Elasticsearch) -> str | None:
-    """Return the server's version, or None if the user lacks the privilege to ask."""
+def _index(server: ElasticsearchServer, config: ElasticsearchConfig, schema: pa.Schema | None) -> list[str]:
     try:
-        nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
-        return next((str(node["version"]) for node in nodes.get("nodes", {}).values()), None)
-    except elasticsearch.ApiError as error:
-        if error.status_code not in _NOT_ALLOWED:
-            raise
-        _refuse_newer_client(client)
-        return None
-
-
-def _refuse_newer_client(client: elasticsearch.Elasticsearch) -> None:
-    """Raise an older server's error for this client. Sends a new request, because filter_path removes the reason."""
-    try:
-        client.nodes.info(node_id="_local")
-    except elasticsearch.ApiError as error:
-        if error_type(error) == "media_type_header_exception":
-            raise
-
-
-def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema | None) -> list[str]:
-    try:
-        found = target_index.find(client, config, "mappings")
-        if found is None and config.create:
+        target = target_index.find(server, config)
+        if target is None and config.create:
             if schema is None:
                 return []
-            client.indices.create(index=config.index, settings=_settings(config), mappings=from_schema(schema))
-            found = target_index.find(client, config, "mappings")
-    except UnfitIndex as error:
-        return [str(error)]
-    if found is None:
+            if would(f"create the index {config.index!r} with a mapping of the columns {', '.join(schema.names)}"):
+                return []
+            create_index(server, config, schema, config.index)
+            target = target_index.find(server, config)
+    except (UnfitIndex, PrepareFailed) as error:
+        return [f"{error.message}: {error.hint}"]
+    if target is None:
         return [str(target_index.missing(config.index))]
-    unfit = [str(each) for each in target_index.unfit_settings(found, config)]
-    named = pipelines.named(found.settings, config.pipeline)
-    unfit += [str(each) for each in pipelines.moving(client, found.index, named, config.pipeline)]
-    # A data stream refuses what is sent here, so ask the index behind it.
-    written = found.written if isinstance(found, Stream) else config.index
-    if isinstance(found, Stream) and schema is not None and TIMESTAMP not in schema.names:
-        unfit.append(
-            f"every document of the data stream {found.index!r} needs the field {TIMESTAMP!r}, which the rows lack: "
-            f"name it in select=, e.g. select=['*', 'created_at AS `{TIMESTAMP}`']"
-        )
-    return [
-        *unfit,
-        *(conflicts(schema, found.mapping) if schema is not None else ()),
-        *_writable(client, written, config.pipeline, routed=config.routing is not None),
-    ]
+    unfit = [str(each) for each in target.unfit_settings(config)]
+    if schema is not None:
+        unfit += target.unfit_columns(schema.names)
+    try:
+        for index, settings in target.written.items():
+            unfit += unfit_for_rows(server, config, schema, index, settings)
+    except GaveUp as error:
+        unfit.append(f"{error}: find out why the server is overloaded or the index unavailable, then start again")
+    return unfit
 
 
-def _without_index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig) -> list[str]:
+def unfit_for_rows(
+    server: ElasticsearchServer,
+    config: ElasticsearchConfig,
+    schema: pa.Schema | None,
+    index: str,
+    settings: Mapping[str, str],
+) -> list[str]:
+    """Return why an index would not take rows of a schema as `check` promises; for each index that rows go to.
+
+    First, columns that an index lacks whose mapping we made are added to it: the server would map them by their first
+    values, and refuse later ones. Raises `GaveUp`.
+    """
+    mapping = server.mapping(index)
+    unfit: list[str] = []
+    if schema is not None and is_ours(mapping) and (added := unmapped(schema, mapping)):
+        # As if they were there: a strict mapping takes no others.
+        mapping = {**mapping, "dynamic": "true"}
+        try:
+            if not would(f"add to the mapping of index {index!r} the column(s) {', '.join(added)}"):
+                server.add_to_mapping(index, added)
+        except elasticsearch.ApiError as error:
+            if is_passing(error):
+                raise
+            request = f"PUT /{index}/_mapping {json.dumps({'properties': added})}"
+            unfit.append(
+                f"index {index!r} lacks the column(s) {', '.join(map(repr, added))}, and their mapping cannot be "
+                f"added: {describe(error)[0]}; add it as a user with the privilege manage: {request}"
+            )
+    named = pipelines.named(settings, config.pipeline)
+    unfit += [str(each) for each in pipelines.moving(server, index, named, config.pipeline)]
+    unfit += conflicts(schema, mapping) if schema is not None else ()
+    try:
+        unfit += _refuses_empty(server, index, config.pipeline, routed=config.routing is not None)
+    except UnfitIndex as error:
+        unfit.append(str(error))
+    return unfit
+
+
+def _without_index(server: ElasticsearchServer, config: ElasticsearchConfig) -> list[str]:
     """Return what is wrong with ``pipeline=`` and the dead-letter index; each vote looks at those of ``index_by``."""
     try:
-        target_index.find_each(client, config, ())
+        target_index.find_each(server, config, ())
     except UnfitIndex as error:
         return [str(error)]
     named = pipelines.named({}, config.pipeline)
-    found = [str(each) for each in pipelines.moving(client, config.shown_index, named, config.pipeline)]
-    absent = pipelines.missing(client, named)
-    return found + [f"the ingest pipeline {name!r} does not exist: create it, or correct pipeline=" for name in absent]
+    moving = [str(each) for each in pipelines.moving(server, config.shown_index, named, config.pipeline)]
+    absent = pipelines.missing(server, named)
+    return moving + [f"the ingest pipeline {name!r} does not exist: create it, or correct pipeline=" for name in absent]
 
 
-def create_index(
-    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema | None, name: str
-) -> None:
-    """Create an index that rows name: from the stream's schema, or (``create=False``) as the server's templates say."""
+def create_index(server: ElasticsearchServer, config: ElasticsearchConfig, schema: pa.Schema | None, name: str) -> None:
+    """Create an index from the stream's schema, or (``create=False``) as the server's templates say.
+
+    Raises `PrepareFailed`.
+    """
     settings = _settings(config) if config.create else None
     mappings = from_schema(schema) if config.create and schema is not None else None
-    try:
-        client.indices.create(index=name, settings=settings, mappings=mappings)
-    except elasticsearch.BadRequestError as error:
-        # Another driver has been faster.
-        if error_type(error) != "resource_already_exists_exception":
-            raise
+    with explained(PrepareFailed, f"creating index {name!r}"):
+        # It may exist: another driver has been faster.
+        server.create_index(name, settings, mappings)
 
 
 def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
@@ -192,17 +216,21 @@ def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     return settings
 
 
-def _writable(
-    client: elasticsearch.Elasticsearch, index: str, pipeline: str | None = None, *, routed: bool = False
-) -> list[str]:
-    """Send a write that always conflicts. It needs the same privileges as a real one, and an open index."""
+def _writable(server: ElasticsearchServer, index: str) -> list[str]:
+    """Return why the index of dead letters takes no writes."""
     try:
-        poster = Poster(client, index, timeout=10, pipeline=pipeline)
-        refused = refused_by_index(client, index, poster, pipeline, routed=routed)
+        return _refuses_empty(server, index)
     except UnfitIndex as error:
         return [str(error)]
     except GaveUp as error:
         return [f"{error}: find out why the server is overloaded or the index unavailable, then start again"]
+
+
+def _refuses_empty(
+    server: ElasticsearchServer, index: str, pipeline: str | None = None, *, routed: bool = False
+) -> list[str]:
+    """Send a write that always conflicts. It needs the same privileges as a real one, and an open index."""
+    refused = refused_by_index(server, index, Poster(server, index, 10, pipeline=pipeline), pipeline, routed=routed)
     hint = "check its mapping and pipelines"
     return [f"index {index!r} refuses an empty document: {each.reason}: {hint}" for each in refused]
 
@@ -217,7 +245,9 @@ class Validator:
     """Validates the documents of one task (``validate=True``)."""
 
     def __init__(self, config: ElasticsearchConfig) -> None:
-        self._poster = Poster(connect(config), config.index, config.timeout, pipeline=config.pipeline)
+        self._poster = Poster(
+            ElasticsearchServer(connect(config)), config.index, config.timeout, pipeline=config.pipeline
+        )
         self._bulk_bytes = config.bulk_bytes
 
     def validate(self, ids: pa.Array, sources: pa.Array) -> None:
@@ -239,7 +269,7 @@ def refused_by_server(poster: Poster, request: bulk_body.Request) -> list[Refusa
 
 
 def refused_by_index(
-    client: elasticsearch.Elasticsearch,
+    server: ElasticsearchServer,
     index: str,
     poster: Poster,
     pipeline: str | None = None,
@@ -261,11 +291,10 @@ def refused_by_index(
 
     if not (refused := refusals()):
         return []
-    described = client.indices.get_settings(index=index, flat_settings=True).body.values()
-    settings = [each["settings"] for each in described]
+    settings = server.settings(index)
     named = [name for each in settings for name in pipelines.named(each, pipeline)]
     # The reason first: a user without the privilege read_pipeline cannot ask whether a pipeline exists.
-    if not named or any(pipelines.is_missing(each.reason) for each in refused) or pipelines.missing(client, named):
+    if not named or any(pipelines.is_missing(each.reason) for each in refused) or pipelines.missing(server, named):
         return refused
     # No request can leave a final pipeline out.
     if any(pipelines.has_final(each) for each in settings):

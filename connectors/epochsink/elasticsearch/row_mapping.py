@@ -8,18 +8,16 @@ compile the plan again for each epoch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from epochsink import arguments
-from epochsink.elasticsearch.unfit import PATH_BYTES, source_of
+from epochsink.elasticsearch.unfit import NOT_JSON, NOT_UTF8, PATH_BYTES, WRONG_KEY, sentence_of
 from epochsink.errors import ConfigurationError
-from epochsink.sink import json_text
-from epochsink.sink.sql import operand, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+from epochsink.sink.row_json import any_of, first_of, is_text, is_variant, marked_json, not_json, not_utf8, value_json
+from epochsink.sink.sql import field_of, literal, operand, text_of
 
 _METADATA: Final = frozenset(
     {"_id", "_index", "_source", "_routing", "_field_names", "_ignored", "_nested_path", "_seq_no", "_version"}
@@ -50,7 +48,7 @@ def columns(
     if routing is not None:
         made.append(f"{_routing(row, schema, routing)} AS routing")
     if index_by is not None:
-        made.append(f"CAST({_operand(row, schema, index_by)} AS STRING) AS index")
+        made.append(f"{text_of(_operand(row, schema, index_by))} AS index")
     ranked = zip(_rank_names(order_by), order_by, strict=True)
     return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in ranked]
 
@@ -72,17 +70,18 @@ def check_ranks(schema: pa.Schema, order_by: Sequence[str]) -> None:
 
 def _source(row: str, schema: pa.Schema, delete_when: str | None) -> str:
     """Return the SQL of the document: NULL for a delete, with a sentence before it for one to refuse."""
-    source = json_text(row)
-    if (wrong := _refused_keys(row, schema)) is not None:
-        source = source_of(wrong, source)
-    return source if delete_when is None else f"CASE WHEN {operand(delete_when)} THEN NULL ELSE {source} END"
+    kind = pa.struct(list(schema))
+    delete = None if delete_when is None else operand(delete_when)
+    source = marked_json(value_json(row, kind, unless=delete), first_of(_unfit_for_json(row, schema)))
+    unfit_maps = first_of(_unfit_maps(row, schema))
+    return source if unfit_maps is None else f"concat(coalesce({unfit_maps}, ''), {source})"
 
 
 def _end_of_action(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
     """Return the SQL of ``"_id":"..."}``. A NULL id gives an action line without an id, which the writer refuses."""
     if len(key) == 1 and key[0] in schema.names and pa.types.is_integer(schema.field(key[0]).type):
         # A number needs no escaping, and the JSON encoder would take a quarter of the time of a whole document.
-        return f"""coalesce(concat('"_id":"', CAST({_operand(row, schema, key[0])} AS STRING), '"}}'), '}}')"""
+        return f"""coalesce(concat('"_id":"', {text_of(_operand(row, schema, key[0]))}, '"}}'), '}}')"""
     # Do not depend on the session's setting for NULLs.
     named = f"to_json(named_struct('_id', {_id(row, schema, key)}), map('ignoreNullFields', 'true'))"
     return f"substring({named}, 2)"
@@ -92,7 +91,7 @@ def _routing(row: str, schema: pa.Schema, routing: str) -> str:
     """Return the SQL of ``{"routing":"..."}``; of ``{}``, which the writer refuses, for NULL and invalid UTF-8."""
     if routing in schema.names:
         _check_id_type("routing", schema.field(routing))
-    text = f"CAST({_operand(row, schema, routing)} AS STRING)"
+    text = text_of(_operand(row, schema, routing))
     valid = f"CASE WHEN is_valid_utf8({text}) THEN {text} END"
     return f"to_json(named_struct('routing', {valid}), map('ignoreNullFields', 'true'))"
 
@@ -127,7 +126,7 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
     for name in key:
         if name in schema.names:
             _check_id_type("key", schema.field(name))
-    texts = [f"CAST({_operand(row, schema, name)} AS STRING)" for name in key]
+    texts = [text_of(_operand(row, schema, name)) for name in key]
     # JSON replaces every byte that is not UTF-8 by the same character, so two such ids could become equal: use NULL.
     whole = " AND ".join(f"coalesce(is_valid_utf8({text}), false)" for text in texts)
     # A JSON array keeps ("a", "bc") and ("ab", "c") apart; a separator would not.
@@ -137,7 +136,7 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
     if expression in schema.names:
-        return f"{row}.{quoted(expression)}"
+        return field_of(row, expression)
     return operand(expression)
 
 
@@ -200,28 +199,39 @@ _SHOWN: Final = 200
 
 
 # A field of type flattened refuses a whole document if one key holds a NUL or is very long. Every index refuses a
-# document with a duplicate key: `from_json` makes such maps, and two keys that are not UTF-8 can become equal in JSON.
-# The server would refuse the document only after the epoch is recorded, and the query could not go on.
-def _refused_keys(row: str, schema: pa.Schema) -> str | None:
-    """Return the SQL of a sentence about the first column with such a key, or of NULL; None if there are no maps."""
-    found = [
-        f"WHEN {predicate} THEN concat({_literal(f'column {field.name!r}: ')}, "
-        f"left(to_json({row}.{quoted(field.name)}), {_SHOWN}))"
-        for field in schema
-        if (predicate := _unfit(f"{row}.{quoted(field.name)}", field.type, PATH_BYTES // max(1, levels(field.type))))
-    ]
-    return f"CASE {' '.join(found)} END" if found else None
+# document with a duplicate key: `from_json` makes such maps. The server would refuse the document only after the epoch
+# is recorded, and the query could not go on. Text that is not UTF-8 would be stored as another one.
+def _unfit_maps(row: str, schema: pa.Schema) -> Iterator[tuple[str, str]]:
+    """Yield conditions that no index takes the keys of a map, and the sentence for each, in SQL."""
+    for field in schema:
+        value = field_of(row, field.name)
+        condition = _unfit(value, field.type, PATH_BYTES // max(1, levels(field.type)))
+        if condition is not None:
+            yield condition, _sentence(WRONG_KEY, field.name, _shown(value))
+
+
+def _unfit_for_json(row: str, schema: pa.Schema) -> Iterator[tuple[str, str]]:
+    """Yield the same for values that JSON cannot hold. The sentence has the bytes of a text; the document has not."""
+    for field in schema:
+        value = field_of(row, field.name)
+        shown = f"hex({value})" if is_text(field.type) else _shown(value)
+        for what, condition in ((NOT_UTF8, not_utf8(value, field.type)), (NOT_JSON, not_json(value, field.type))):
+            if condition is not None:
+                yield condition, _sentence(what, field.name, shown)
+
+
+def _sentence(what: str, name: str, shown: str) -> str:
+    return sentence_of(literal(f"{what} column {name!r}: "), shown)
+
+
+def _shown(value: str) -> str:
+    return f"left(to_json({value}), {_SHOWN})"
 
 
 def levels(kind: pa.DataType) -> int:
     """Return the depth of nested maps."""
     inner = max(map(levels, _children(kind)), default=0)
     return inner + 1 if pa.types.is_map(kind) else inner
-
-
-def is_variant(kind: pa.DataType) -> bool:
-    """Return whether a type represents Spark's VARIANT, which holds any JSON."""
-    return pa.types.is_struct(kind) and any(b"variant" in (field.metadata or ()) for field in kind.fields)
 
 
 def _children(kind: pa.DataType) -> Iterator[pa.DataType]:
@@ -235,12 +245,12 @@ def _unfit(value: str, kind: pa.DataType, longest: int, depth: int = 0) -> str |
     if is_variant(kind):
         return None
     if types.is_struct(kind):
-        return _any(_unfit(f"{value}.{quoted(field.name)}", field.type, longest, depth) for field in kind.fields)
+        return any_of(_unfit(field_of(value, field.name), field.type, longest, depth) for field in kind.fields)
     if types.is_list(kind) or types.is_large_list(kind):
         return _exists(value, kind.value_type, longest, depth)
     if types.is_map(kind):
         own = _unfit_keys(f"map_keys({value})", kind.key_type, longest)
-        return _any([own, _exists(f"map_values({value})", kind.item_type, longest, depth)])
+        return any_of([own, _exists(f"map_values({value})", kind.item_type, longest, depth)])
     return None
 
 
@@ -252,18 +262,9 @@ def _exists(values: str, kind: pa.DataType, longest: int, depth: int) -> str | N
 
 def _unfit_keys(keys: str, kind: pa.DataType, longest: int) -> str:
     twice = f"size(array_distinct({keys})) < size({keys})"
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not is_text(kind):
         return f"coalesce({twice}, false)"
     # Check all keys as one text first: Spark compiles that, but not a lambda for each key.
     joined = f"array_join({keys}, ',')"
     too_long = f"octet_length({joined}) > {longest} AND exists({keys}, k -> octet_length(k) > {longest})"
-    return f"coalesce({twice} OR instr({joined}, char(0)) > 0 OR NOT is_valid_utf8({joined}) OR ({too_long}), false)"
-
-
-def _any(predicates: Iterable[str | None]) -> str | None:
-    found = [each for each in predicates if each is not None]
-    return f"({' OR '.join(found)})" if found else None
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return f"coalesce({twice} OR instr({joined}, char(0)) > 0 OR ({too_long}), false)"

@@ -6,7 +6,10 @@ more than a second of processor time in each of Spark's Python workers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from epochsink import arguments
 from epochsink.elasticsearch import row_mapping
@@ -15,10 +18,6 @@ from epochsink.elasticsearch.writer import ElasticsearchWriter
 from epochsink.sink import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pyarrow as pa
-
     from epochsink.elasticsearch.committer import ElasticsearchCommitter
     from epochsink.sink import Task
 
@@ -57,8 +56,6 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         create: whether `check` creates a missing index from the row's schema; a dict gives its settings.
         gc_deletes: how long the index must remember the versions of deleted documents, at least ``"60s"``. If a driver
             pauses for longer, its delayed write could restore a deleted document.
-        executors_above: the number of rows above which a separate Spark job applies the epoch, task by task, instead of
-            the driver alone; None for never.
         partition_by_key: whether a shuffle in each epoch brings all rows of a key into one task, so that the driver
             reads no ids: for epochs of tens of millions of rows. Needs ``order_by``.
         timeout: the seconds without any success after which a commit gives up. The epoch stays pending.

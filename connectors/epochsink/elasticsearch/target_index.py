@@ -2,149 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 from urllib.parse import quote
 
-import elasticsearch
-
-from epochsink.elasticsearch import applied_epochs, data_stream, index_settings, pipelines
-from epochsink.elasticsearch.connection import refresh
-from epochsink.elasticsearch.data_stream import SeveralIndices, Stream
+from epochsink.elasticsearch import applied_epochs, data_stream
+from epochsink.elasticsearch.applied_epochs import MarkerDocument
+from epochsink.elasticsearch.committable import SpooledEpoch
+from epochsink.elasticsearch.config import ElasticsearchConfig
 from epochsink.elasticsearch.errors import UnfitIndex
+from epochsink.elasticsearch.server import ElasticsearchServer
+from epochsink.elasticsearch.target import ElasticsearchTarget
 from epochsink.errors import WentBack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from epochsink.elasticsearch.applied_epochs import Marker
-    from epochsink.elasticsearch.committable import PreparedEpoch
-    from epochsink.elasticsearch.config import ElasticsearchConfig
 
 _LONGEST_PATH: Final = 3000
 _PER_INDEX: Final = "an _id is unique within one index only"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The existing index that the configured name or alias resolves to now. ``settings`` are flat.
+class IndexTarget(ElasticsearchTarget):
+    """The one existing index that ``name``, the configured name or alias, resolves to now.
 
-    A restore over a closed index keeps its uuid and changes its ``history``, which is "" before the first restore.
-    ``beside`` has the settings of the other indices that the sink writes to: markers and dead letters.
+    Requests name the index itself: an alias may be moved to another one between two of them.
     """
 
     name: str
-    index: str
-    uuid: str
-    settings: Mapping[str, str]
-    mapping: Mapping[str, Any]
-    beside: Mapping[str, Mapping[str, str]]
-
-    @property
-    def written(self) -> str:
-        """The index that documents are written to."""
-        return self.index
-
-    @property
-    def posted_to(self) -> str:
-        """The index that requests name: not an alias, which may be moved to another index between two of them."""
-        return self.index
-
-    @property
-    def history(self) -> str:
-        """The uuid of the documents' history, or "" if the index was never restored."""
-        return self.settings.get("index.history.uuid", "")
 
     @property
     def incarnation(self) -> tuple[str, str]:
-        """The index and its history. If either is different, documents applied before may be missing."""
-        return self.uuid, self.history
+        return self.incarnations[self.index]
 
     @property
     def indices(self) -> Mapping[str, tuple[str, str]]:
-        """Nothing: the marker names the one index itself."""
         return {}
 
-    def refresh(self, client: elasticsearch.Elasticsearch) -> None:
-        """Make all documents searchable. Raises `NotServed`."""
-        # A server may not report the number of primary shards.
-        refresh(client, self.index, int(self.settings.get("index.number_of_shards", 1)))
-
-    def stored_in(self, pipeline: str | None) -> str | None:
-        """Return the index if documents pass a pipeline, which could send them elsewhere (see `Poster`), else None."""
-        return self.index if pipelines.named(self.settings, pipeline) else None
-
     @property
-    def refreshes_itself(self) -> bool:
-        """Whether searches see new documents without an explicit refresh."""
-        return self.settings.get("index.refresh_interval", "1s") != "-1"
+    def unchecked(self) -> Mapping[str, Mapping[str, str]]:
+        return {}
+
+    def require_unchanged(self, kept: MarkerDocument | None) -> None:
+        if kept is None or self.incarnation == (kept.index_uuid, kept.history):
+            return
+        uuid, history = self.incarnation
+        if uuid == kept.index_uuid:
+            difference = f"history {history or 'of its own'}, formerly {kept.history or 'of its own'}"
+            raise self.not_the_one(kept, difference, "a snapshot was restored over it")
+        reason = f"{self.name!r} was the index {kept.index!r} then"
+        if self.index == kept.index:
+            reason = "it was deleted and created again, or restored from a snapshot"
+        raise self.not_the_one(kept, f"uuid {uuid}, formerly {kept.index_uuid}", reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Targets(SeveralIndices):
-    """The existing indices that the rows of an epoch name (``index_by``).
+class NamedIndicesTarget(ElasticsearchTarget):
+    """The existing indices that the rows of an epoch name (``index_by``)."""
 
-    ``index`` is shown in messages. ``each`` has the indices by their names.
-    """
-
-    index: str
-    each: Mapping[str, Target]
+    __slots__ = ()
 
     @property
     def posted_to(self) -> str:
-        """No index: each operation names its own."""
         return ""
 
-    @property
-    def indices(self) -> Mapping[str, tuple[str, str]]:
-        """The uuid and history of each index."""
-        return {name: found.incarnation for name, found in self.each.items()}
 
-    def stored_in(self, pipeline: str | None) -> str | None:
-        """Return the indices in which documents pass a pipeline (see `Poster`), None if there are none."""
-        return ", ".join(name for name, found in self.each.items() if found.stored_in(pipeline)) or None
-
-    @property
-    def refreshes_itself(self) -> bool:
-        """Whether searches see new documents of each index without an explicit refresh."""
-        return all(found.refreshes_itself for found in self.each.values())
-
-    def refresh(self, client: elasticsearch.Elasticsearch) -> None:
-        """Make all documents searchable. Raises `NotServed`."""
-        for found in self.each.values():
-            found.refresh(client)
-
-
-def find_each(
-    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, names: Iterable[str]
-) -> dict[str, Target]:
+def find_each(server: ElasticsearchServer, config: ElasticsearchConfig, names: Iterable[str]) -> NamedIndicesTarget:
     """Return those of the named indices that exist. Raises `UnfitIndex` for the name of an alias or data stream.
 
     The dead-letter index may be an alias of one index.
     """
     wanted = dict.fromkeys(names)
     beside_names = [applied_epochs.INDEX, *filter(None, [config.dead_letter_index])]
-    found: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     for part in _in_a_url([*wanted, *beside_names]):
-        found |= client.indices.get(
-            index=part, flat_settings=True, features=["settings", "aliases"], ignore_unavailable=True
-        ).body
-    _refuse_unfit_letters(found, config.dead_letter_index)
-    for name in wanted.keys() - found.keys():
-        if index := next((index for index, described in found.items() if _stands_for(name, index, described)), None):
+        described |= server.describe(part)
+    _refuse_unfit_letters(described, config.dead_letter_index)
+    for name in wanted.keys() - described.keys():
+        if index := next((index for index, each in described.items() if _stands_for(name, index, each)), None):
             raise UnfitIndex(
                 f"index_by= gives {name!r}, an alias or a data stream with the index {index!r}; {_PER_INDEX}",
                 "let index_by= give names of indices",
             )
-    for index in wanted.keys() & found.keys():
-        if reason := _unfit(index, {index: found[index]}):
+    for index in wanted.keys() & described.keys():
+        if reason := _unfit(index, {index: described[index]}):
             raise UnfitIndex(*reason)
-    beside = {index: described["settings"] for index, described in found.items() if index not in wanted}
-    return {
-        name: Target(name, name, found[name]["settings"]["index.uuid"], found[name]["settings"], {}, beside)
-        for name in wanted
-        if name in found
-    }
+    beside = {index: each["settings"] for index, each in described.items() if index not in wanted}
+    settings = {name: described[name]["settings"] for name in wanted if name in described}
+    return NamedIndicesTarget(config.shown_index, settings, beside)
 
 
 def _in_a_url(names: Iterable[str]) -> Iterator[list[str]]:
@@ -159,61 +101,50 @@ def _in_a_url(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def find(
-    client: elasticsearch.Elasticsearch,
-    config: ElasticsearchConfig,
-    *features: str,
-    name: str | None = None,
-    recorded: bool = False,
-) -> Target | Stream | None:
+    server: ElasticsearchServer, config: ElasticsearchConfig, name: str | None = None, *, recorded: bool = False
+) -> ElasticsearchTarget | None:
     """Return the index or data stream that ``name`` (default: as configured) resolves to; None if it does not exist.
 
-    ``features`` to read besides the settings can be "mappings". ``recorded``: for an epoch whose arguments were others.
+    ``recorded``: for an epoch whose arguments were others.
 
     Raises `UnfitIndex` for a data stream of rows with a key, an alias of several indices, and an alias that rolls over;
     likewise for the dead-letter index.
     """
     name = name or config.index
-    wanted = ["settings", "aliases", *features]
     others = [applied_epochs.INDEX, *filter(None, [config.dead_letter_index])]
     # One request for all indices, because it is sent in every vote and commit.
-    found = client.indices.get(index=[name, *others], flat_settings=True, features=wanted, ignore_unavailable=True).body
-    _refuse_unfit_letters(found, config.dead_letter_index)
-    mine = {index: described for index, described in found.items() if _stands_for(name, index, described)}
+    described = server.describe([name, *others])
+    _refuse_unfit_letters(described, config.dead_letter_index)
+    mine = {index: each for index, each in described.items() if _stands_for(name, index, each)}
     if not mine:
         # Ask for this one alone: the request above leaves out what the user may not see, as if it were missing.
-        try:
-            mine = client.indices.get(index=name, flat_settings=True, features=wanted).body
-        except elasticsearch.NotFoundError:
-            return None
-    beside = {other: found[other]["settings"] for other in found if other not in mine}
-    if any("data_stream" in described for described in mine.values()):
+        mine = server.describe_existing(name)
+    if not mine:
+        return None
+    beside = {other: described[other]["settings"] for other in described if other not in mine}
+    if any("data_stream" in each for each in mine.values()):
         if unfit := data_stream.unfit(name, mine, None if recorded else config):
             raise unfit
-        return data_stream.found(client, name, mine, beside)
+        return data_stream.resolve(server, name, mine, beside)
     if reason := _unfit(name, mine):
         raise UnfitIndex(*reason)
-    ((index, described),) = mine.items()
-    settings = described["settings"]
-    return Target(name, index, settings["index.uuid"], settings, described.get("mappings", {}), beside)
+    ((index, only),) = mine.items()
+    return IndexTarget(index, {index: only["settings"]}, beside, name)
 
 
 def _stands_for(name: str, index: str, described: Mapping[str, Any]) -> bool:
     return name in (index, described.get("data_stream")) or name in described.get("aliases", {})
 
 
-def _refuse_unfit_letters(found: Mapping[str, Any], name: str | None) -> None:
+def _refuse_unfit_letters(described: Mapping[str, Any], name: str | None) -> None:
     """Raise `UnfitIndex` if the name of the dead-letter index stands for more than one index, or will."""
-    mine = {index: described for index, described in found.items() if name and _stands_for(name, index, described)}
-    unfit = _unfit_letters(name, mine) if name and mine else None
+    mine = {index: each for index, each in described.items() if name and _stands_for(name, index, each)}
+    unfit = _unfit(name, mine) if name and mine else None
+    if any("data_stream" in each for each in mine.values()):
+        unfit = f"{name!r} is a data stream, which accepts neither versions nor deletes", "name an index"
     if unfit:
         reason, hint = unfit
         raise UnfitIndex(f"dead_letter_index=: {reason}", hint)
-
-
-def _unfit_letters(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
-    if any("data_stream" in described for described in found.values()):
-        return f"{name!r} is a data stream, which accepts neither versions nor deletes", "name an index"
-    return _unfit(name, found)
 
 
 def missing(name: str) -> UnfitIndex:
@@ -224,41 +155,36 @@ def missing(name: str) -> UnfitIndex:
     )
 
 
-def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
-    if len(found) > 1:
+def _unfit(name: str, described: Mapping[str, Any]) -> tuple[str, str] | None:
+    if len(described) > 1:
         reason = "after a rollover a replay would duplicate documents, and an update would leave the old one"
-        several = f"{name!r} is an alias of {len(found)} indices ({', '.join(sorted(found))})"
+        several = f"{name!r} is an alias of {len(described)} indices ({', '.join(sorted(described))})"
         return f"{several}; {_PER_INDEX}: {reason}", "name one of the indices, or an alias of just one"
-    ((index, described),) = found.items()
-    if name != index and described["settings"].get("index.lifecycle.rollover_alias") == name:
+    ((index, only),) = described.items()
+    if name != index and only["settings"].get("index.lifecycle.rollover_alias") == name:
         moves = f"the alias {name!r} rolls over from {index!r} to new indices"
         hint = f"name the index {index!r}, or remove its setting index.lifecycle.rollover_alias"
         return f"{moves}; {_PER_INDEX}: a replay after that would duplicate documents", hint
-    alias = described.get("aliases", {}).get(name, {})
+    alias = only.get("aliases", {}).get(name, {})
     if name != index and alias.get("is_write_index") is False:
         return f"the alias {name!r} accepts no writes (is_write_index is false)", f"name the index {index!r}"
     if name != index and ("index_routing" in alias or "routing" in alias):
         reason = "documents of one _id may then be in several shards of the index, so an update would duplicate them"
         return f"the alias {name!r} has routing; {reason}", f"name the index {index!r}, or an alias without routing"
-    if described["settings"].get("index.mode") == "time_series":
+    if only["settings"].get("index.mode") == "time_series":
         return (f"{index!r} is a time series index, which makes every _id itself", "name a standard index")
     return None
 
 
-def unfit_settings(found: Target | Stream, config: ElasticsearchConfig) -> list[UnfitIndex]:
-    """Return the wrong settings of the index that is written to, and of those beside it."""
-    return index_settings.unfit(found.written, found.settings, found.beside, config)
-
-
 def require_same(
-    client: elasticsearch.Elasticsearch,
+    server: ElasticsearchServer,
     config: ElasticsearchConfig,
-    kept: Marker | None,
+    kept: MarkerDocument | None,
     name: str | None = None,
     placed_by: str | None = None,
     *,
     recorded: bool = False,
-) -> Target | Stream:
+) -> ElasticsearchTarget:
     """Return the index or data stream that ``name`` (default: the configured name) resolves to.
 
     Raises `WentBack` if it is not the one that the marker names: it was recreated or restored, or an alias has moved.
@@ -266,95 +192,75 @@ def require_same(
     Raises `UnfitIndex` if it does not exist, or does not keep documents as promised. ``recorded`` as in `find`.
     """
     name = name or config.index
-    found = find(client, config, name=name, recorded=recorded)
-    if found is None:
+    target = find(server, config, name=name, recorded=recorded)
+    if target is None:
         raise missing(name)
-    if isinstance(found, Stream) and (kept is None or not kept.index_uuid):
-        _require_known(found.indices, kept, {} if kept is None else kept.indices)
-    elif kept is not None and (found.uuid, found.history) != (kept.index_uuid, kept.history):
-        raise WentBack(
-            f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to "
-            f"({_difference(found, kept)}), and may lack what was applied before: {_reason(found, kept)}",
-            hint="if it holds everything up to that epoch, or does not need to, type: epochsink accept CHECKPOINT "
-            f"{kept.epoch} --sink NAME; else fill it from the source with a new checkpoint",
-            index=found.index,
-        )
-    _refuse_other_place(kept, config.placed_by if placed_by is None else placed_by, found.index)
+    target.require_unchanged(kept)
+    _refuse_other_place(kept, config.placed_by if placed_by is None else placed_by, target.index)
     # Report the first one only: the next start reports the others.
-    for unfit in unfit_settings(found, config):
+    for unfit in target.unfit_settings(config):
         raise unfit
-    return found
+    return target
 
 
 def require_each(
-    client: elasticsearch.Elasticsearch,
+    server: ElasticsearchServer,
     config: ElasticsearchConfig,
-    kept: Marker | None,
+    kept: MarkerDocument | None,
     names: Iterable[str],
     *,
     voted: Mapping[str, tuple[str, str]] | None = None,
     placed_by: str | None = None,
     create: Callable[[str], None] | None = None,
-) -> Targets:
+) -> NamedIndicesTarget:
     """Return the named indices, after ``create`` was called with each that is missing.
 
     Raises `WentBack` if an index that the marker names, or that an epoch named when it was ``voted`` on, is missing or
     another one. With ``placed_by``, and for `UnfitIndex`, as `require_same`.
     """
     wanted = list(names)
-    known = {} if kept is None else {**(voted or {}), **kept.indices}
-    found = find_each(client, config, [*wanted, *known])
+    if kept is not None:
+        kept = replace(kept, indices={**(voted or {}), **kept.indices})
+    target = find_each(server, config, [*wanted, *(kept.indices if kept is not None else ())])
     # before any is created: a known index that is missing was deleted, and must not come back empty
-    _require_known({name: each.incarnation for name, each in found.items()}, kept, known)
+    target.require_unchanged(kept)
     _refuse_other_place(kept, config.placed_by if placed_by is None else placed_by, config.shown_index)
-    if create is not None and (absent := [name for name in wanted if name not in found]):
+    if create is not None and (absent := [name for name in wanted if name not in target.settings]):
         for name in absent:
             create(name)
-        found |= find_each(client, config, absent)
+        target = replace(target, settings={**target.settings, **find_each(server, config, absent).settings})
     for name in wanted:
-        if name not in found:
+        if name not in target.settings:
             raise UnfitIndex(
                 f"the index {name!r}, which rows of the epoch name, does not exist or may not be looked at",
                 f"create it (PUT /{name}) or grant the privilege view_index_metadata, then start the query again",
             )
-        for unfit in unfit_settings(found[name], config):
-            raise unfit
-    return Targets(config.shown_index, {name: found[name] for name in wanted})
+    target = replace(target, settings={name: target.settings[name] for name in wanted})
+    for unfit in target.unfit_settings(config):
+        raise unfit
+    return target
 
 
 def require_recorded(
-    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, kept: Marker | None, recorded: PreparedEpoch
-) -> Target | Targets | Stream:
+    server: ElasticsearchServer,
+    config: ElasticsearchConfig,
+    kept: MarkerDocument | None,
+    recorded: SpooledEpoch,
+) -> ElasticsearchTarget:
     """Return the index, indices or data stream of a recorded epoch, as the two above, whatever this start has."""
     placed_by = recorded.placed_by
     if recorded.indices is not None:
-        return require_each(client, config, kept, recorded.indices, voted=recorded.indices, placed_by=placed_by)
-    found = require_same(client, config, kept, recorded.index, placed_by, recorded=True)
-    if isinstance(found, Stream) != (recorded.stream is not None):
+        return require_each(server, config, kept, recorded.indices, voted=recorded.indices, placed_by=placed_by)
+    target = require_same(server, config, kept, recorded.index, placed_by, recorded=True)
+    if target.appends != (recorded.stream is not None):
         raise UnfitIndex(
             f"{recorded.index!r} was a data stream when the epoch was recorded and is an index now, or the reverse",
             "delete it and create what it was again, then start the query again",
         )
-    if recorded.stream is None or isinstance(found, Target):
-        return found
-    return found.since(recorded.stream)
+    return target.since(recorded.stream)
 
 
-def _require_known(
-    found: Mapping[str, tuple[str, str]], kept: Marker | None, known: Mapping[str, tuple[str, str]]
-) -> None:
-    for name, incarnation in known.items():
-        if kept is not None and found.get(name) != incarnation:
-            raise WentBack(
-                f"the index {name!r} was deleted, created again or restored since epoch {kept.epoch}, and may lack "
-                "what was applied before",
-                hint=f"if that was meant, type: epochsink accept CHECKPOINT {kept.epoch} --sink NAME; else fill it "
-                "from the source with a new checkpoint",
-                index=name,
-            )
-
-
-def _refuse_other_place(kept: Marker | None, placed_by: str, shown: str) -> None:
+def _refuse_other_place(kept: MarkerDocument | None, placed_by: str, shown: str) -> None:
     if kept is not None and kept.placed_by != placed_by:
         raise WentBack(
             f"up to epoch {kept.epoch}, documents of index {shown!r} were placed by {kept.placed_by or 'key='}, "
@@ -364,19 +270,3 @@ def _refuse_other_place(kept: Marker | None, placed_by: str, shown: str) -> None
             f"document that may be replaced, type: epochsink accept CHECKPOINT {kept.epoch} --sink NAME",
             index=shown,
         )
-
-
-def _difference(found: Target | Stream, kept: Marker) -> str:
-    if found.uuid != kept.index_uuid:
-        return f"uuid {found.uuid}, formerly {kept.index_uuid}"
-    return f"history {found.history or 'of its own'}, formerly {kept.history or 'of its own'}"
-
-
-def _reason(found: Target | Stream, kept: Marker) -> str:
-    if isinstance(found, Stream):
-        return "it was an index then, and is a data stream now"
-    if found.uuid == kept.index_uuid:
-        return "a snapshot was restored over it"
-    if found.index == kept.index:
-        return "it was deleted and created again, or restored from a snapshot"
-    return f"{found.name!r} was the index {kept.index!r} then"

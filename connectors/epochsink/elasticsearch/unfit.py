@@ -1,27 +1,32 @@
-"""Find rows that no request can hold: their ``_id`` or routing is missing or too long, or a map has a wrong key."""
+"""Find rows that no request can hold: their ``_id`` or routing is missing or too long, or JSON cannot hold a value."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
 
 LONGEST_ID: Final = 512
 PATH_BYTES: Final = 20_000
 """Largest total length of a value's keys in bytes: they share a term of 32,766 bytes with an indexed text."""
 INVALID_KEY: Final = "invalid_key"
-INVALID_MAP: Final = "invalid_map"
-"""The errors of dead letters of such rows; none of them can be written again as it was."""
+NOT_UTF8, WRONG_KEY, NOT_JSON = "text", "map", "variant"
+"""What is wrong with a value that no document can hold, as the sentence before the document begins."""
+_ERRORS: Final = {NOT_UTF8: "invalid_text", WRONG_KEY: "invalid_map", NOT_JSON: "invalid_variant"}
+"""Likewise, as the error of a dead letter."""
+_REASONS: Final = {
+    NOT_UTF8: "a row holds text that is not valid UTF-8",
+    WRONG_KEY: "a row holds a map with a key that no index accepts: duplicate, with a NUL, or longer "
+    f"than {PATH_BYTES} bytes together with the keys around it",
+    NOT_JSON: "a row holds a VARIANT with NaN or an infinity, which Spark does not write as JSON",
+}
 _AFTER_REASON: Final = "\n"
 _ENVELOPE: Final = len('"_id":""}')
 
@@ -65,27 +70,22 @@ def unfit_routings(routings: pa.Array) -> Iterator[Unfit]:
         yield Unfit(place, f"the routing of a row {what}; it must have 1 to {LONGEST_ID} bytes", f"routing {found!r}")
 
 
-def unfit_maps(sources: pa.Array) -> Iterator[Unfit]:
-    """Yield rows whose source is not a document, but begins with a sentence about a map with a wrong key."""
+def unfit_values(sources: pa.Array) -> Iterator[Unfit]:
+    """Yield rows whose source is not a document, but begins with a sentence about a value that JSON cannot hold."""
     for place in _places(pc.invert(pc.starts_with(sources, "{"))):
-        yield Unfit(
-            place,
-            "a row holds a map with a key that no index accepts: duplicate, with a NUL, not valid UTF-8, or longer "
-            f"than {PATH_BYTES} bytes together with the keys around it",
-            sources[place].as_py().partition(_AFTER_REASON)[0],
-            INVALID_MAP,
-        )
+        kind, _, shown = sources[place].as_py().partition(_AFTER_REASON)[0].partition(" ")
+        yield Unfit(place, _REASONS[kind], shown, _ERRORS[kind])
 
 
-def source_of(reason: str, document: str) -> str:
-    """Return the SQL of a source: the document, and the reason before it unless that is NULL. Both are SQL."""
-    # the document once: Spark would render it twice if it stood in two branches
-    return f"concat(coalesce(concat({reason}, char({ord(_AFTER_REASON)})), ''), {document})"
+def sentence_of(what: str, shown: str) -> str:
+    """Return the SQL of the sentence before a document: what is wrong, and the value. Both are SQL."""
+    return f"concat({what}, coalesce({shown}, ''), char({ord(_AFTER_REASON)}))"
 
 
 def document_of(source: str | None) -> str | None:
-    """Return the document of a source, without the sentence before it; None for a delete."""
-    return source if source is None or source.startswith("{") else source.partition(_AFTER_REASON)[2]
+    """Return the document of a source, without sentences before it; None for a delete."""
+    # JSON has no line break in it
+    return source if source is None else source.rpartition(_AFTER_REASON)[2]
 
 
 def _lengths(ids: pa.Array) -> pa.Array:

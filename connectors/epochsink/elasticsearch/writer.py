@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink.elasticsearch import bulk_body
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.elasticsearch.config import MARKERS, MOST_INDICES, NAME_RULE, is_index_name
-from epochsink.elasticsearch.unfit import unfit_ids, unfit_maps, unfit_routings
+from epochsink.elasticsearch.unfit import unfit_ids, unfit_routings, unfit_values
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    import pyarrow as pa
-
     from epochsink.elasticsearch.preflight import Validator
     from epochsink.sink import Committable, Task
 
@@ -28,9 +26,10 @@ _ROUTING_HINT: Final = (
     "leave such rows out with where=, or give routing= an expression that is never NULL, e.g. "
     'routing="coalesce(region, \'none\')"; or set them aside with on_rejected="dead_letter"'
 )
-_MAP_HINT: Final = (
-    "remove such keys in select=, e.g. with map_filter(m, (k, v) -> ...) or transform_keys(...), or store the map as "
-    'text with to_json(m); or set such rows aside with on_rejected="dead_letter"'
+_VALUE_HINT: Final = (
+    "leave such rows out with where=, or correct the column in select=, e.g. a text with make_valid_utf8(t), a map "
+    "with map_filter(m, (k, v) -> ...) or to_json(m), a VARIANT with CAST(v AS STRING); or set such rows aside with "
+    'on_rejected="dead_letter"'
 )
 
 
@@ -81,7 +80,7 @@ class ElasticsearchWriter:
         """Count the rows that no request can hold, or refuse them if they cannot become dead letters."""
         wrong: set[int] = set()
         for name, unfit, hint in (
-            ("source", unfit_maps, _MAP_HINT),
+            ("source", unfit_values, _VALUE_HINT),
             ("id", unfit_ids, _ID_HINT),
             ("routing", unfit_routings, _ROUTING_HINT),
         ):
@@ -92,7 +91,8 @@ class ElasticsearchWriter:
         self._unfit += len(wrong)
 
     def _take_indices(self, names: pa.Array) -> None:
-        for name in pc.unique(names).to_pylist():
+        for value in pc.unique(names):
+            name = bulk_body.shown_text(value)
             if name is not None and is_index_name(name) and name not in (self._dead_letters, MARKERS):
                 self._indices[name] = None
             elif self._dead_letters is None:

@@ -8,41 +8,28 @@ before. EndTxn takes no condition: if the cluster is set back just before EndTxn
 
 from __future__ import annotations
 
-import time
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
-
-from kafka.protocol.admin import ListGroupsRequest
-from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import CoordinatorType
+from typing import Final
 
 from epochsink.identity import marker_group, marker_group_prefix
-from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.errors import Unreachable
-from epochsink.sink import LastDone, Mark
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.server import GroupOffsets, KafkaServer, raise_for, require_all
+from epochsink.sink import LastDone, Mark, Marks
 
 DAY_SECONDS = 86_400
-MARKED_PARTITION: Final = 0
-"""The partition of a topic under which a task's producer stores the marker."""
 _SETTLE_SECONDS: Final = 2.0
 """For how long a marker is waited for that a broker may show late; it takes milliseconds."""
-_SEVERAL_GROUPS: Final = 8
-"""The first version of OffsetFetch that takes many groups, in brokers since 3.0."""
 
 
 class Markers:
-    """The markers of one identity. Every method may raise what `Cluster` raises.
+    """The markers of one identity. Every method may raise `Unreachable`, `Refused`.
 
     ``key`` is its `identity_key`; ``topic`` is the topic of all rows, or None if each row names its own.
     """
 
-    def __init__(self, cluster: Cluster, key: str, topic: str | None = None) -> None:
+    def __init__(self, cluster: KafkaServer, key: str, topic: str | None = None) -> None:
         self._cluster = cluster
         self._key = key
         self._topics = [] if topic is None else [topic]
@@ -72,7 +59,7 @@ class Markers:
             return {}
         if settled_in is not None:
             # not longer: it may be an open transaction of another attempt, which is aborted only after this read
-            patience = min(deadline, time.monotonic() + _SETTLE_SECONDS)
+            patience = min(deadline, self._cluster.clock.monotonic() + _SETTLE_SECONDS)
             with suppress(Unreachable):
                 settled: dict[str, Mark] = self._cluster.until(
                     patience, lambda: self._read_once(sorted(groups), settled_in)
@@ -97,11 +84,17 @@ class Markers:
         transactions may be open.
         """
         prefix = marker_group_prefix(self._key)
-        listed = self._cluster.until(deadline, self._list_once)
+        listed = self._cluster.until(deadline, self._cluster.list_groups)
         groups = {name for name in listed if name.startswith(prefix)}
         if settled and besides is not None:
             groups -= self.marks_of(besides).keys()
         return self.read(groups, deadline, settled_in=self._topics if settled else None)
+
+    def compared(self, found: Mapping[str, Mark], done: LastDone | None, pending: LastDone | None) -> Marks:
+        """Return marks that were read beside those that these epochs leave, without those that may have expired."""
+        must = self.marks_of(self.unexpired(done, found)) if done else {}
+        may = self.marks_of(pending) if pending else {}
+        return Marks(self._cluster.target, found, must, may, rows_tell=True)
 
     def unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> LastDone:
         """Return ``done`` without the parts whose marker may have expired (offsets.retention.minutes)."""
@@ -109,7 +102,7 @@ class Markers:
         if all(self._group(done.epoch, part) in found for part, _ in known):
             return done
         # a marker that is younger than the retention must still exist
-        oldest = time.time() - self.retention()
+        oldest = self._cluster.clock.time() - self.retention()
         # a marker that is there is compared, whatever its age
         kept = [raw for part, raw in known if self._group(done.epoch, part) in found or part.prepared_at > oldest]
         return LastDone(done.epoch, done.attempt, tuple(kept))
@@ -128,30 +121,27 @@ class Markers:
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
         return marker_group(self._key, part.partition, epoch % 2)
 
-    def _list_once(self) -> list[str]:
-        # every broker, because each coordinates some of the groups
-        answers = self._cluster.ask_brokers(lambda: ListGroupsRequest(min_version=0))
-        for answer in answers:
-            raise_for(answer.error_code, "listing groups")
-        return [group.group_id for answer in answers for group in answer.groups]
-
     def _read_once(self, groups: list[str], settled_in: Collection[str] | None) -> dict[str, Mark]:
         told = self._ask(groups, None, stable=settled_in is not None)
         if settled_in:
             # by name too: asked for all topics, brokers do not tell that the first offset under a topic is under way
             told += self._ask(groups, settled_in, stable=True)
         found: dict[str, Mark] = {}
-        for group in told:
-            raise_for(group.error_code, f"the offsets of group {group.group_id}")
-            for mark in _marks(group):
-                if group.group_id not in found or mark.epoch > found[group.group_id].epoch:
-                    found[group.group_id] = mark
+        require_all(groups, (each.group for each in told), "groups")
+        for each in told:
+            raise_for(each.error_code, f"the offsets of group {each.group}")
+            for mark in _marks(each):
+                if each.group not in found or mark.epoch > found[each.group].epoch:
+                    found[each.group] = mark
         return found
 
-    def _ask(self, groups: list[str], topics: Collection[str] | None, *, stable: bool) -> list[Any]:
-        kind = CoordinatorType.GROUP
-        answers = self._cluster.ask_coordinators(kind, groups, lambda mine: _offsets_of(mine, topics, stable=stable))
-        return [group for answer in answers for group in answer.groups]
+    def _ask(self, groups: list[str], topics: Collection[str] | None, *, stable: bool) -> list[GroupOffsets]:
+        told = self._cluster.group_offsets(groups, topics, stable=stable)
+        for each in told:
+            # if it has an error, that is raised; if it has an offset under no topic, each topic is in the answer
+            if topics is not None and not each.error_code:
+                require_all(topics, (topic for topic, offsets in each.topics.items() if offsets), each.group)
+        return told
 
 
 def committables(last: LastDone) -> list[KafkaCommittable]:
@@ -164,27 +154,11 @@ def topics_of(parts: Iterable[KafkaCommittable]) -> dict[str, str]:
     return {topic: known for part in parts for topic, known in part.topics.items()}
 
 
-def _offsets_of(groups: list[str], topics: Collection[str] | None, *, stable: bool) -> OffsetFetchRequest:
-    """Return the request for markers under these topics, or under all."""
-    asked = OffsetFetchRequest.OffsetFetchRequestGroup
-    named = (
-        None
-        if topics is None
-        else [asked.OffsetFetchRequestTopics(name=topic, partition_indexes=[MARKED_PARTITION]) for topic in topics]
-    )
-    return OffsetFetchRequest(
-        groups=[asked(group_id=group, topics=named) for group in groups],
-        require_stable=stable,
-        min_version=_SEVERAL_GROUPS,
-        max_version=_SEVERAL_GROUPS,
-    )
-
-
-def _marks(group: Any) -> list[Mark]:
-    kept = [offset for topic in group.topics for offset in topic.partitions]
+def _marks(group: GroupOffsets) -> list[Mark]:
+    kept = [offset for offsets in group.topics.values() for offset in offsets]
     for offset in kept:
-        raise_for(offset.error_code, f"an offset of group {group.group_id}")
-    return [Mark(one.committed_offset, one.metadata or "") for one in kept if one.committed_offset >= 0]
+        raise_for(offset.error_code, f"an offset of group {group.group}")
+    return [Mark(offset.offset, offset.metadata) for offset in kept if offset.offset >= 0]
 
 
 def _newest(marks: Mapping[str, Mark]) -> int | None:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from epochsink.kafka import record_batch
 from epochsink.kafka.applied_epochs import committables, topics_of
+from epochsink.kafka.committable import KafkaCommittable, Transaction, WrittenPartition
 from epochsink.kafka.errors import Unreachable
+from epochsink.kafka.record_batch import Batch
+from epochsink.kafka.server import KafkaServer
 from epochsink.kafka.topic_log import TopicLog
-from epochsink.sink import LastDone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
-    from epochsink.kafka.record_batch import Batch
-    from epochsink.sink import Comparison, Receipt
-
+from epochsink.sink import Comparison, LastDone, Receipt
 
 COMMITTED: Final = "committed"
 OTHERS: Final = "records of others"
 
 
 @dataclass(slots=True)
-class Tally:
+class TransactionTally:
     """The records of one transaction in one partition, as far as the log was read.
 
     ``end`` is its outcome, `OTHERS` if its first offset has other records; "" if the log ends before that is known.
     """
 
-    place: Place
+    place: WrittenPartition
     producer_epoch: int
     records: int = 0
     end: str = ""
@@ -56,7 +50,7 @@ class Tally:
             self.end = OTHERS
 
 
-def audit(cluster: Cluster, receipts: Sequence[Receipt]) -> list[Comparison]:
+def audit(cluster: KafkaServer, receipts: Sequence[Receipt]) -> list[Comparison]:
     """Return how each receipt compares with its topics. Raises `Unreachable`, `Refused`."""
     parts = {receipt.epoch: committables(LastDone(receipt.epoch, "", tuple(receipt.parts))) for receipt in receipts}
     every = [part for each in parts.values() for part in each]
@@ -68,11 +62,12 @@ def audit(cluster: Cluster, receipts: Sequence[Receipt]) -> list[Comparison]:
 
 
 def tallies(
-    cluster: Cluster, parts: Sequence[KafkaCommittable], topics: Iterable[str]
-) -> dict[Transaction, list[Tally]]:
+    cluster: KafkaServer, parts: Sequence[KafkaCommittable], topics: Iterable[str]
+) -> dict[Transaction, list[TransactionTally]]:
     """Return what the logs of topics hold of parts, for each place. Raises `Unreachable`, `Refused`."""
     found = {
-        part.transaction: [Tally(place, part.transaction.producer_epoch) for place in part.places] for part in parts
+        part.transaction: [TransactionTally(place, part.transaction.producer_epoch) for place in part.places]
+        for part in parts
     }
     for topic in topics:
         wanted = [(part, found[part.transaction]) for part in parts if topic in part.topics]
@@ -80,7 +75,7 @@ def tallies(
     return found
 
 
-def why_uncounted(cluster: Cluster, topic: str) -> str:
+def why_uncounted(cluster: KafkaServer, topic: str) -> str:
     """Return why the records of a transaction in a topic cannot be counted; "" if they can."""
     policy = cluster.topic_settings(topic).get("cleanup.policy")
     return (
@@ -93,9 +88,9 @@ def why_uncounted(cluster: Cluster, topic: str) -> str:
 class _Search:
     """The search for transactions' records in one topic."""
 
-    def __init__(self, log: TopicLog, wanted: Iterable[tuple[KafkaCommittable, list[Tally]]]) -> None:
+    def __init__(self, log: TopicLog, wanted: Iterable[tuple[KafkaCommittable, list[TransactionTally]]]) -> None:
         self._log = log
-        self._tallies: dict[int, dict[int, list[Tally]]] = {}
+        self._tallies: dict[int, dict[int, list[TransactionTally]]] = {}
         for part, tallies in wanted:
             for tally in (tally for tally in tallies if tally.place.topic == log.topic):
                 by_producer = self._tallies.setdefault(tally.place.partition, {})
@@ -114,17 +109,17 @@ class _Search:
                 tally.is_deleted = tally.place.start < starts.get(partition, 0)
             first = min(tally.place.start for tally in places)
             self._positions[partition] = max(first, starts.get(partition, 0))
-        arrived = time.monotonic()
+        arrived = self._log.clock.monotonic()
         while left := {at: offset for at, offset in self._positions.items() if offset < ends.get(at, 0)}:
             before = dict(self._positions)
             for partition, data in self._log.fetch(left).items():
                 self._positions[partition] = self._read(partition, data, ends[partition])
             if self._positions != before:
-                arrived = time.monotonic()
-            elif time.monotonic() - arrived > timeout:
+                arrived = self._log.clock.monotonic()
+            elif self._log.clock.monotonic() - arrived > timeout:
                 raise Unreachable(f"topic '{self._log.topic}' gives no more records before the end of its log")
 
-    def _open(self, partition: int) -> list[Tally]:
+    def _open(self, partition: int) -> list[TransactionTally]:
         return [tally for tallies in self._tallies[partition].values() for tally in tallies if not tally.end]
 
     def _read(self, partition: int, data: bytes | None, end: int) -> int:
@@ -152,7 +147,7 @@ def _compared(
     parts: Sequence[KafkaCommittable],
     ids: Mapping[str, str],
     why_not: Mapping[str, str],
-    found: Mapping[Transaction, Sequence[Tally]],
+    found: Mapping[Transaction, Sequence[TransactionTally]],
 ) -> Comparison:
     if not parts:
         return receipt.not_compared("the ledger keeps the offsets of the newest epochs only")

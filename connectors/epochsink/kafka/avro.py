@@ -6,23 +6,21 @@ the id is looked up once for each schema, and is a constant in the SQL.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from epochsink import arguments
-from epochsink.credentials import is_loopback, without_userinfo
+from epochsink.credentials import is_loopback, refuse_unencoded, without_userinfo
 from epochsink.errors import ConfigurationError
-from epochsink.sink.sql import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from epochsink.sink import only_compares, would
+from epochsink.sink.sql import field_of, literal
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -67,7 +65,8 @@ class Avro:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        arguments.text("registry", self.registry)
+        for url in re.split(",(?=https?://)", arguments.text("registry", self.registry)):
+            refuse_unencoded("registry=", url)
         arguments.text("subject", self.subject)
         arguments.optional_text("name", self.name)
         object.__setattr__(self, "options", arguments.mapping("options", self.options))
@@ -102,8 +101,13 @@ class Avro:
                 hint="use https://, or allow_insecure=True if nobody else can read this network",
             )
 
+    def begin_run(self) -> None:
+        """Forget what the registry has answered: it may have been set back or replaced since the run before."""
+        for asked in [asked for asked in _ids if asked[:2] == (self.registry, self.subject)]:
+            del _ids[asked]
+
     def sql(self, row: str, schema: pa.Schema) -> str:
-        """Return the SQL of the message's bytes; the first call for a schema asks the registry.
+        """Return the SQL of the message's bytes; the first call of a run for a schema asks the registry.
 
         ``row`` names the struct with the fields of ``schema``. Raises ConfigurationError.
         """
@@ -115,15 +119,23 @@ class Avro:
             )
         if isinstance(self.columns, str):
             # a null renders as null, and so as no key or as a tombstone
-            made, said = f"{row}.{quoted(self.columns)}", _type(schema.field(self.columns).type, self.columns)
+            made, said = field_of(row, self.columns), _type(schema.field(self.columns).type, self.columns)
         else:
-            parts = ", ".join(f"'{name}', {row}.{quoted(name)}" for name in wanted)
+            parts = ", ".join(f"{literal(name)}, {field_of(row, name)}" for name in wanted)
             made = f"named_struct({parts})"
             said = _record(self._record, "", [schema.field(name) for name in wanted])
         text = json.dumps(said)
-        number = _schema_id(_Subject(self.registry, self.subject, self.options), text)
+        asked = (self.registry, self.subject, text)
+        if only_compares():
+            # asked anew, as a start does; the plan does not depend on the number
+            number = _schema_id(self, text)
+        else:
+            if asked not in _ids:
+                _ids[asked] = _schema_id(self, text)
+            number = _ids[asked]
         # the framing of Confluent's serializers: a zero byte, the schema's id in four, then the Avro
-        return f"concat(X'00{number:08X}', to_avro({made}, '{text}'))"
+        # of bytes alone, concat makes a text if spark.sql.function.concatBinaryAsString is on
+        return f"CAST(concat(X'00{number:08X}', to_avro({made}, {literal(text)})) AS BINARY)"
 
 
 def _record(name: str, where: str, fields: Sequence[pa.Field]) -> dict[str, Any]:
@@ -166,18 +178,26 @@ def _type(kind: pa.DataType, where: str, name: str = "key") -> Any:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """A subject of a registry. Equal for equal names: the settings of the client do not change the answer."""
+def _is_compatible(client: Any, subject: str, schema: Any, refusal: type[Any]) -> bool:
+    try:
+        return bool(client.test_compatibility(subject, schema))
+    except refusal as unknown:
+        if unknown.http_status_code != _NOT_FOUND:
+            raise
+        return True  # the first schema of the subject
 
-    registry: str
-    subject: str
-    options: Mapping[str, Any] = field(compare=False)
+
+_NOT_REGISTERED: Final = 0
+"""Stands for the id of a schema that a start would register."""
+_ids: Final[dict[tuple[str, str, str], int]] = {}
+"""The ids that registries have answered in this run, by registry, subject and schema."""
 
 
-@functools.cache
-def _schema_id(of: _Subject, text: str) -> int:
-    """Return the id of a subject's schema, which is registered if it is new. Raises ConfigurationError."""
+def _schema_id(of: Avro, text: str) -> int:
+    """Return the id of a subject's schema, which is registered if it is new. Raises ConfigurationError.
+
+    If it `only_compares`, a schema that the registry would take is not registered, and has the id `_NOT_REGISTERED`.
+    """
     shown = f"the schema registry {without_userinfo(of.registry)}"
     try:
         client_of: Any = import_module("confluent_kafka.schema_registry")
@@ -194,6 +214,10 @@ def _schema_id(of: _Subject, text: str) -> int:
         except client_of.error.SchemaRegistryError as unknown:
             if unknown.http_status_code != _NOT_FOUND:
                 raise
+        if would(f"register a schema under subject '{of.subject}' of {shown}: {text}"):
+            if not _is_compatible(client, of.subject, schema, client_of.error.SchemaRegistryError):
+                raise client_of.error.SchemaRegistryError(_CONFLICT, _CONFLICT, "incompatible with the newest schema")
+            return _NOT_REGISTERED
         number = int(client.register_schema(of.subject, schema))
     except client_of.error.SchemaRegistryError as refused:
         if refused.http_status_code == _CONFLICT:

@@ -7,14 +7,12 @@ credentials go to both clients, or are refused. All other options only tune the 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from epochsink.credentials import Secret, is_loopback
 from epochsink.errors import ConfigurationError
 from epochsink.kafka.librdkafka import CONF_UNKNOWN, OK, Library, library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -37,7 +35,7 @@ FORBIDDEN: Final = {
     "bootstrap.servers": "set bootstrap_servers= of Kafka(...) instead",
     "statistics.interval.ms": "epochsink reads the producer's id from the statistics",
     "delivery.report.only.error": "epochsink needs a report of each row that was not delivered",
-    "log.queue": "librdkafka's log goes to Python's logging as 'epochsink.kafka'",
+    "log.queue": "librdkafka's log goes to Python's logger 'librdkafka'",
     "enable.metrics.push": "a producer lives for one transaction, too short for telemetry",
     "enable.ssl.certificate.verification": "without verification another server could get the rows and the "
     "password: name the authority with ssl.ca.location",
@@ -153,8 +151,9 @@ BYTES_IN_FLIGHT: Final = 64 << 20
 BATCH_BYTES: Final = 1 << 20
 """The size of librdkafka's batches in bytes, if the topic allows it."""
 
-STATISTICS_MS: Final = 50
-"""Milliseconds between librdkafka's statistics. Only they contain the producer's id and epoch."""
+STATISTICS_MS: Final = 20
+"""Milliseconds between librdkafka's statistics. Only they contain the producer's id and epoch: a task with few rows is
+done with all else in 20 ms, and would wait for them. They cost 0.5 % of a core with 2 partitions, 2 % with 200."""
 
 _SHORTEST_ANSWER_MS: Final = 1_000
 
@@ -168,7 +167,7 @@ _FORCED: Final = {
 _DEFAULTS: Final = {
     "partitioner": "murmur2_random",  # as in the Java client: each key stays in its partition
     "linger.ms": "20",
-    "reconnect.backoff.ms": "20",  # half of it is a pause before the first connection
+    "reconnect.backoff.ms": "2",  # half of it is a pause before the first connection
     "batch.size": str(BATCH_BYTES),
     "batch.num.messages": "100000",
     "queue.buffering.max.messages": "1000000",

@@ -9,38 +9,50 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
-from kafka.protocol.admin import DescribeConfigsRequest
+from kafka.protocol.admin import DescribeConfigsRequest, ListGroupsRequest
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest
 
+from epochsink.kafka import wire
 from epochsink.kafka.client_options import SECRETS, for_kafka_python
-from epochsink.kafka.errors import (
-    LEADER_NOT_AVAILABLE,
-    NOT_AUTHORIZED,
-    UNKNOWN_TOPIC,
-    Refused,
-    Unreachable,
-    is_passing,
-    refused,
+from epochsink.kafka.committable import Producer, Transaction
+from epochsink.kafka.errors import LEADER_NOT_AVAILABLE, NOT_AUTHORIZED, UNKNOWN_TOPIC
+from epochsink.kafka.producer import TransactionalProducer
+from epochsink.kafka.server import (
+    Description,
+    GroupOffsets,
+    KafkaServer,
+    LeaderRequest,
+    ListedTransaction,
+    Partition,
+    Topic,
+    TransactionState,
+    raise_for,
+    require_all,
 )
-from epochsink.retry import retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from epochsink.kafka.committed_records import CommittedRecord
 
-_FIRST_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 1.0
+
 _COORDINATORS_KEPT: Final = 10_000
 _IN_FLIGHT: Final = 64
 """Requests that are sent before the first answer."""
 _MOST_IN_FLIGHT: Final = 2 * _IN_FLIGHT
 """For all threads together: kafka-python refuses a request beyond this limit."""
 
+_TRANSACTION: Final = CoordinatorType.TRANSACTION
 _TOPIC: Final = 2
 _BROKER: Final = 4
 """Kinds of resources in DescribeConfigs."""
@@ -58,26 +70,12 @@ _TOPIC_SETTINGS: Final = (
 """The settings that this package checks. To decode all settings takes the driver longer than the rest of a vote."""
 
 
-class Topic(NamedTuple):
-    """A topic as the brokers have it now."""
-
-    id: str
-    """32 hex."""
-    leaders: Mapping[int, int]
-    """The number of each partition's leader; negative if there is none."""
-
-
-class Cluster:
-    """Sends requests. Connects when first used. May be used by several threads.
-
-    ``timeout`` (seconds) bounds each method, including its retries.
-    """
+class Cluster(KafkaServer):
+    """Sends the requests. Connects when first used."""
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
-        self._servers = [server.strip() for server in bootstrap_servers.split(",")]
-        self.servers = bootstrap_servers
-        self.target = f"Kafka at {bootstrap_servers}"
-        """The name of the cluster in messages."""
+        super().__init__(bootstrap_servers, timeout)
+        self._options = options
         self._settings = for_kafka_python(options)
         _redact(options)
         _quieten()
@@ -86,7 +84,6 @@ class Cluster:
         self._coordinators: dict[tuple[int, str], int] = {}
         self._topics: dict[str, Topic] = {}
         self._brokers: list[int] = []
-        self.timeout = timeout
 
     def admin(self) -> KafkaAdminClient:
         """Return the connected admin client. Raises `Unreachable`, `Refused`."""
@@ -108,62 +105,112 @@ class Cluster:
         }
         try:
             return _Admin(
-                bootstrap_servers=self._servers, bootstrap_timeout_ms=milliseconds, **(settings | self._settings)
+                bootstrap_servers=[server.strip() for server in self.servers.split(",")],
+                bootstrap_timeout_ms=milliseconds,
+                **(settings | self._settings),
             )
         except (kafka_errors.KafkaError, OSError) as failure:
             raise self._translated(failure) from failure
 
     def close(self) -> None:
-        """Close the connections. May be repeated."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None
 
-    def broker_setting(self, name: str) -> str | None:
-        """Return a setting of one broker; None without the right to read it.
+    # ---- coordinators of transactional ids
 
-        Raises `Unreachable`, `Refused`.
-        """
+    def end_transaction(self, transaction: Transaction, *, commit: bool) -> int:
+        request = wire.end(transaction, commit=commit)
+        [answer] = self.ask_coordinators(_TRANSACTION, [transaction.transactional_id], lambda _: request)
+        return int(answer.error_code)
+
+    def commit_transactions(self, transactions: Sequence[Transaction]) -> dict[str, int]:
+        return self._codes({each.transactional_id: wire.end(each, commit=True) for each in transactions})
+
+    def fence_producers(self, transactions: Collection[Transaction]) -> dict[str, int]:
+        return self._codes(
+            {each.transactional_id: wire.initialise(each.transactional_id, each) for each in transactions}
+        )
+
+    def _codes(self, requests: Mapping[str, Any]) -> dict[str, int]:
+        return {name: int(answer.error_code) for name, answer in self.ask_each(_TRANSACTION, requests).items()}
+
+    def initialise_producer(self, transactional_id: str) -> Producer:
+        request = wire.initialise(transactional_id, None)
+        [answer] = self.ask_coordinators(_TRANSACTION, [transactional_id], lambda _: request)
+        raise_for(answer.error_code, f"taking {transactional_id}")
+        return Producer(answer.producer_id, answer.producer_epoch)
+
+    def describe_transactions(self, ids: Sequence[str]) -> dict[str, Description]:
+        return wire.described(ids, self.ask_coordinators(_TRANSACTION, ids, wire.describe))
+
+    def list_transactions(
+        self, states: Sequence[TransactionState], producer_ids: Collection[int]
+    ) -> list[ListedTransaction]:
+        names, ids = [state.value for state in states], sorted(producer_ids)
+        # every broker, because each coordinates some of the ids
+        answers = self.ask_brokers(
+            lambda: ListTransactionsRequest(state_filters=names, producer_id_filters=ids, min_version=0)
+        )
+        for answer in answers:
+            raise_for(answer.error_code, "listing transactions")
+        return [
+            ListedTransaction(each.transactional_id, each.producer_id)
+            for answer in answers
+            for each in answer.transaction_states
+        ]
+
+    def add_partitions(self, transaction: Transaction, topic: str, partitions: Collection[int]) -> None:
+        request = wire.add_partitions(transaction, topic, partitions)
+        [answer] = self.ask_coordinators(_TRANSACTION, [transaction.transactional_id], lambda _: request)
+        for joined in answer.results_by_topic_v3_and_below:
+            for result in joined.results_by_partition:
+                raise_for(result.partition_error_code, f"adding {topic}-{result.partition_index}")
+
+    # ---- coordinators of groups
+
+    def list_groups(self) -> list[str]:
+        # every broker, because each coordinates some of the groups
+        answers = self.ask_brokers(lambda: ListGroupsRequest(min_version=0))
+        for answer in answers:
+            raise_for(answer.error_code, "listing groups")
+        return [group.group_id for answer in answers for group in answer.groups]
+
+    def group_offsets(
+        self, groups: Sequence[str], topics: Collection[str] | None, *, stable: bool
+    ) -> list[GroupOffsets]:
+        request = partial(wire.group_offsets, topics=topics, stable=stable)
+        return wire.offsets_of_groups(self.ask_coordinators(CoordinatorType.GROUP, groups, request))
+
+    # ---- any broker, and the leaders of partitions
+
+    def ask_broker_setting(self, name: str) -> str | None:
         # not describe_cluster of kafka-python, which raises KeyError with brokers before 3.7
-        cluster = self.until(self.deadline(), lambda: self.ask(MetadataRequest(topics=[]), None))
-        broker = cluster.brokers[0].node_id
+        broker = self.ask(MetadataRequest(topics=[]), None).brokers[0].node_id
         return self._settings_of(_BROKER, str(broker), [name], broker).get(name)
 
-    def topic_settings(self, topic: str) -> Mapping[str, str]:
-        """Return `_TOPIC_SETTINGS` by name; empty if the topic does not exist, or without the right to read them."""
+    def ask_topic_settings(self, topic: str) -> Mapping[str, str]:
         return self._settings_of(_TOPIC, topic, _TOPIC_SETTINGS, None)
 
     def _settings_of(self, kind: int, resource: str, names: Sequence[str], node: int | None) -> dict[str, str]:
         request = DescribeConfigsRequest(resources=[(kind, resource, list(names))], include_synonyms=False)
-
-        def attempt() -> dict[str, str]:
-            [told] = self.ask(request, node).results
-            if told.error_code == UNKNOWN_TOPIC or told.error_code in NOT_AUTHORIZED:
-                return {}
-            raise_for(told.error_code, f"the settings of '{resource}'")
-            return {entry.name: entry.value for entry in told.configs}
-
-        found: dict[str, str] = self.until(self.deadline(), attempt)
-        return found
-
-    def topic_ids(self, names: Collection[str], deadline: float) -> dict[str, str]:
-        """Return the id (32 hex) of each of these topics that exists. Raises `Unreachable`, `Refused`."""
-        topics, _ = self.until(deadline, lambda: self.topics_and(names, [])) if names else ({}, [])
-        return {name: topic.id for name, topic in topics.items()}
+        [told] = self.ask(request, node).results
+        if told.error_code == UNKNOWN_TOPIC or told.error_code in NOT_AUTHORIZED:
+            return {}
+        raise_for(told.error_code, f"the settings of '{resource}'")
+        return {entry.name: entry.value for entry in told.configs}
 
     def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Return the topics that earlier answers described, as they were then."""
         return {name: self._topics[name] for name in names if name in self._topics}
 
-    def topics_and(self, names: Iterable[str], others: Sequence[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
-        """Return the topics that exist, by name, and the answers to other requests, which are sent at the same time.
-
-        Raises what kafka-python raises.
-        """
+    def topics_and(
+        self, names: Iterable[str], requests: Sequence[LeaderRequest]
+    ) -> tuple[dict[str, Topic], list[dict[Partition, Any]]]:
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         # without auto-creation: a question must not create a deleted topic again, under another id
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        metadata, *answers = self.ask_all([(None, request), *others])
+        metadata, *answers = self.ask_all([(None, request), *_sendable(requests)])
+        require_all(names, (told.name for told in metadata.topics), "topics")
         found = {}
         for told in metadata.topics:
             if told.error_code not in (0, LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC):
@@ -172,45 +219,41 @@ class Cluster:
                 leaders = {each.partition_index: each.leader_id for each in told.partitions}
                 found[told.name] = Topic(told.topic_id.hex, leaders)
         self._topics |= found
-        return found, answers
+        return found, _read(requests, answers)
 
-    def require(self, request: type) -> None:
-        """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not support this request."""
-        self.admin()._manager.broker_version_data.api_version(request)  # noqa: SLF001 - not told in public
+    def ask_leaders(self, requests: Sequence[LeaderRequest]) -> list[dict[Partition, Any]]:
+        return _read(requests, self.ask_all(_sendable(requests)))
+
+    def producer(
+        self, options: Mapping[str, str], transactional_id: str, transaction_timeout_ms: int
+    ) -> TransactionalProducer:
+        return TransactionalProducer(options, transactional_id, transaction_timeout_ms, self.timeout, self.servers)
+
+    def committed_records(self, topic: str, ends: Mapping[int, int] | None) -> Iterator[CommittedRecord]:
+        # only letters read records, with a client that takes a while to load
+        from epochsink.kafka.committed_records import committed_records  # noqa: PLC0415 - see above
+
+        return committed_records(self.servers, self._options, self.timeout, topic, ends)
 
     def version(self) -> str:
-        """Return the brokers' version as derived from their protocol."""
         return ".".join(map(str, self.admin()._manager.broker_version))  # noqa: SLF001 - not told in public
 
-    def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
-        """Repeat ``attempt`` while a retry may help, until the deadline (monotonic seconds).
-
-        After each failure, brokers, leaders and coordinators are looked up again: other brokers may have these roles.
-        Raises `Unreachable` or `Refused`, never an exception of kafka-python.
-        """
-        policy = retrying(
-            is_passing,
-            seconds=max(0.0, deadline - time.monotonic()),
-            first_pause=_FIRST_PAUSE_SECONDS,
-            longest_pause=_LONGEST_PAUSE_SECONDS,
-        )
-
-        def once() -> Any:
-            try:
-                return attempt()
-            except (kafka_errors.KafkaError, OSError):
-                self._look_again()
-                raise
-
+    def describes_transactions(self) -> bool:
         try:
-            return policy(once)
-        except (Unreachable, Refused):
-            raise
-        except (kafka_errors.KafkaError, OSError) as failure:
-            raise self._translated(failure) from failure
+            for request in (DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest):
+                self.admin()._manager.broker_version_data.api_version(request)  # noqa: SLF001 - not told in public
+        except kafka_errors.IncompatibleBrokerVersion:
+            return False
+        return True
 
-    def _look_again(self) -> None:
-        """Forget brokers, leaders and coordinators, so that the next request looks them up."""
+    def describe_topic(self, topic: str) -> dict[str, Any]:
+        [told] = self.admin().describe_topics([topic])
+        return dict(told)
+
+    def create_topic(self, topic: str, how: Mapping[str, Any]) -> None:
+        self.admin().create_topics({topic: how}, wait_for_metadata=True)
+
+    def look_again(self) -> None:
         self._topics.clear()
         self._coordinators.clear()
         self._brokers = []
@@ -219,19 +262,12 @@ class Cluster:
         if self._admin is not None:
             known = self._admin._manager.cluster  # noqa: SLF001 - there is no public way
             known._coordinators.clear()  # noqa: SLF001 - likewise
+            if (loop := known._refresh_loop_future) is not None and loop.is_done:  # noqa: SLF001 - likewise
+                # an OSError has ended it, such as a reset of a TLS connection; asked for an update, it starts anew
+                known._refresh_loop_future = None  # noqa: SLF001 - likewise
             known.request_update()
 
-    def _translated(self, failure: Exception) -> Unreachable | Refused:
-        if not is_passing(failure):
-            return refused(f"{self.target} refuses a request", failure)
-        return Unreachable(
-            f"{self.target} did not answer within {self.timeout:g} s: {type(failure).__name__}: {failure}",
-            hint="check that the brokers run and that the driver can reach them; no row is lost",
-        )
-
-    def deadline(self) -> float:
-        """Return the deadline (monotonic seconds) of a method that is called now."""
-        return time.monotonic() + self.timeout
+    # ---- how they are sent
 
     def ask_coordinators(
         self, kind: CoordinatorType, keys: Iterable[str], request: Callable[[list[str]], Any]
@@ -271,7 +307,7 @@ class Cluster:
         found = {key: answer for (_, key), answer in zip(sent, answers, strict=True) if answer is not None}
         if len(found) < len(requests):
             # a coordinator may have moved or died
-            self._look_again()
+            self.look_again()
         return found
 
     def _by_coordinator(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[int, list[str]]:
@@ -353,11 +389,12 @@ async def _answer_or_none(sent: Any) -> Any:
         return None
 
 
-def raise_for(code: int, what: str) -> None:
-    """Raise kafka-python's exception for an error code of the protocol; do nothing for 0."""
-    kind = kafka_errors.for_code(code)
-    if kind is not kafka_errors.NoError:
-        raise kind(what)
+def _sendable(requests: Sequence[LeaderRequest]) -> list[tuple[int, Any]]:
+    return [(each.node, wire.ask(each.question, each.partitions)) for each in requests]
+
+
+def _read(requests: Sequence[LeaderRequest], answers: Sequence[Any]) -> list[dict[Partition, Any]]:
+    return [wire.read(each.question, answer) for each, answer in zip(requests, answers, strict=True)]
 
 
 # ---- keep passwords out of kafka-python's debug log, which shows every request as it is sent

@@ -6,29 +6,19 @@ EndTxn takes no condition. So the partitions' leaders are asked for the rows bef
 from __future__ import annotations
 
 import logging
-import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from epochsink.errors import OutcomeUnknown, WentBack
+from epochsink.errors import OutcomeUnknown, WentBack, sink_option
 from epochsink.failpoints import reach
-from epochsink.kafka.applied_epochs import committables, topics_of
-from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.applied_epochs import Markers, committables, topics_of
+from epochsink.kafka.committable import KafkaCommittable, Transaction
+from epochsink.kafka.config import KafkaConfig
 from epochsink.kafka.errors import Refused, Unreachable
-from epochsink.kafka.transactions import ENDING, Answer, State, verdict_on
-from epochsink.kafka.witness import Witness
-from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict, one_by_one
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from epochsink.kafka.applied_epochs import Markers
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import Transaction
-    from epochsink.kafka.config import KafkaConfig
-    from epochsink.kafka.leaders import End, Partition
-    from epochsink.kafka.transactions import Description, Transactions
-    from epochsink.kafka.witness import Seen
-    from epochsink.sink import Ballot, Epoch, Mark
+from epochsink.kafka.server import Description, End, KafkaServer, Partition, TransactionState
+from epochsink.kafka.transactions import ENDING, EndTxnResult, Transactions, verdict_on
+from epochsink.kafka.witness import Seen, Witness
+from epochsink.sink import COMMITTED, Ballot, Epoch, LastDone, Mark, Outcome, Verdict, one_by_one
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -37,11 +27,11 @@ _MANY: Final = 8
 """The least number of transactions that are ended side by side: for fewer it saves no time."""
 
 
-class Commits:
+class TransactionCommits:
     """The commits of the sink ``name``; ``markers`` are its markers. Used by one thread at a time."""
 
     def __init__(
-        self, name: str, config: KafkaConfig, cluster: Cluster, transactions: Transactions, markers: Markers
+        self, name: str, config: KafkaConfig, cluster: KafkaServer, transactions: Transactions, markers: Markers
     ) -> None:
         self._name = name
         self._config = config
@@ -53,6 +43,8 @@ class Commits:
         # the ends of the partitions when a transaction was first seen whole; for the attempt that is committed now
         self._ends: dict[Transaction, Mapping[Partition, End]] = {}
         self._blocked = False
+        self.lost: set[Transaction] = set()
+        """Those that a search of the log has shown to be lost, while the fence keeps others out."""
 
     def commit(self, epoch: Epoch, parts: Sequence[KafkaCommittable], after: LastDone | None) -> list[Verdict]:
         """Commit the parts; return a verdict for each. May be repeated.
@@ -94,7 +86,7 @@ class Commits:
         )
 
     def await_visible(self, epoch: Epoch, ballot: Ballot) -> None:
-        """See `epochsink.sink.Participant.await_visible`.
+        """See `epochsink.sink.Participant.visible`.
 
         EndTxn takes no condition, so a loss between the look and the commit is seen only now. The topics' partitions
         must hold the rows, and each Spark partition must show the markers of this epoch and of the one before it.
@@ -106,6 +98,13 @@ class Commits:
             self._expect_marked(epoch, ballot, deadline)
         except (Unreachable, Refused) as failure:
             raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
+
+    def await_whole(self, epoch: Epoch, part: KafkaCommittable) -> None:
+        """Wait until readers see a committed part, with all rows; its marker may be a later one's by now."""
+        try:
+            self._expect_whole(epoch, [part], self._cluster.deadline())
+        except (Unreachable, Refused) as failure:
+            raise unseen(epoch, self._cluster, failure.message) from failure
 
     def _expect_whole(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> None:
         """Wait until partitions show the ends of committed parts, with all rows.
@@ -128,7 +127,7 @@ class Commits:
         ids = [each.transactional_id for each in transactions]
         now = self._transactions.describe(ids, deadline)
         ending = [name for name in ids if now[name].state in ENDING]
-        if ending and time.monotonic() >= deadline:
+        if ending and self._cluster.clock.monotonic() >= deadline:
             raise unseen(epoch, self._cluster, f"not written to the partitions yet: {', '.join(ending)}")
         return ending
 
@@ -143,11 +142,11 @@ class Commits:
             ours = self._markers.marks_of(self._markers.unexpired(this, found))
             if all(name in found and found[name].epoch >= this.epoch for name in ours):
                 break
-            if time.monotonic() >= deadline:
+            if self._cluster.clock.monotonic() >= deadline:
                 # a group's offsets are in a partition too: the end may be written there later than in the topic
                 self._ending(epoch, [part.transaction for part in committables(this)], deadline)
                 break
-            time.sleep(_LOOK_AGAIN_SECONDS)
+            self._cluster.clock.sleep(_LOOK_AGAIN_SECONDS)
         # if only empty epochs are in between, both may share a group: this marker has replaced the one before
         before = self._markers.marks_of(self._markers.unexpired(after, found)) if after else {}
         wanted = before | ours
@@ -158,7 +157,7 @@ class Commits:
                 f"{self._cluster.target} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
                 "was set back, or a driver on another copy of this checkpoint writes for the same query",
                 hint=f"its rows are in the topic, and its marker was deleted or lost: each start says the same. {_STOP}"
-                f"If it does: epochsink accept CHECKPOINT {this.epoch} --sink {self._name}; then start again"
+                f"If it does: epochsink accept CHECKPOINT {this.epoch} {sink_option(self._name)}; then start again"
                 if _lacks_only_its_own(wanted, ours, found)
                 else f"{_STOP}Then start again: the next message says how to continue",
             )
@@ -168,7 +167,7 @@ class Commits:
             f"epoch {epoch.number} was committed, and its rows are not all in {self._cluster.target}: {what}. It "
             "is not written again, because the rows of other partitions would be duplicated",
             hint="find the rows of this epoch that are missing from the topic, and load them from the source; then "
-            f"close the epoch: epochsink resolve CHECKPOINT {epoch.number} --sink {self._name} --as committed",
+            f"close the epoch: epochsink resolve CHECKPOINT {epoch.number} {sink_option(self._name)} --as committed",
             epoch=epoch.number,
         )
 
@@ -202,9 +201,9 @@ class Commits:
         while True:
             answer, name = self._transactions.end(part.transaction, deadline, commit=True)
             # the coordinator has stored the decision: it writes the ends to the partitions by itself
-            if answer is Answer.DECIDED:
+            if answer is EndTxnResult.DECIDED:
                 return COMMITTED
-            if answer is Answer.REFUSED:
+            if answer is EndTxnResult.REFUSED:
                 return _unknown(part, f"the coordinator answers {name}; then start again")
             # the id may be in use again, after a commit whose answer was lost: the marker decides
             verdict = self._judge(epoch, part, self._describe([part], deadline)[part.transaction], deadline)
@@ -216,7 +215,10 @@ class Commits:
         self, epoch: Epoch, part: KafkaCommittable, now: Description, missing: str, deadline: float
     ) -> Verdict:
         """Return the verdict on a transaction that the partitions do not hold whole."""
-        if now.is_of(part.transaction) and now.state is State.ONGOING:
+        if part.transaction in self.lost:
+            # whatever a marker may say that has expired, or an id that is used again
+            return Verdict(Outcome.ABORTED, missing)
+        if now.is_of(part.transaction) and now.state is TransactionState.ONGOING:
             # still open, so no reader has seen its rows: they can be written again
             return Verdict(Outcome.ABORTED, missing)
         while (verdict := self._judge(epoch, part, now, deadline)) is None:
@@ -230,13 +232,13 @@ class Commits:
         """Return the verdict on a transaction whose topic was deleted, and perhaps created again."""
         now = self._describe([part], deadline)[part.transaction]
         spooled = self._config.is_redone and not part.kept_in_topic  # rows that only the topic kept are gone with it
-        if now.is_of(part.transaction) and now.state is State.ONGOING and spooled:
+        if now.is_of(part.transaction) and now.state is TransactionState.ONGOING and spooled:
             return Verdict(
                 Outcome.ABORTED,
                 f"{part.transaction.transactional_id} is open, and its topic(s) {', '.join(recreated)} were deleted, "
                 "and perhaps created again",
             )
-        verdict = None if now.state is State.ONGOING else self._judge(epoch, part, now, deadline)
+        verdict = None if now.state is TransactionState.ONGOING else self._judge(epoch, part, now, deadline)
         # even if it was committed, its rows are gone with the topic: an operator has to decide
         if verdict is None or verdict.outcome is Outcome.COMMITTED:
             return _lost_with_topic(part, recreated)
@@ -253,7 +255,7 @@ class Commits:
         return self._verdict(epoch, part, now, max(seen, default=None))
 
     def _verdict(self, epoch: Epoch, part: KafkaCommittable, now: Description, marker: int | None) -> Verdict | None:
-        age = time.time() - part.prepared_at
+        age = self._cluster.clock.time() - part.prepared_at
         gone = marker is None and age > self._markers.retention()
         return verdict_on(part.transaction, now, epoch=epoch.number, marker=marker, marker_may_be_gone=gone)
 
@@ -263,12 +265,12 @@ class Commits:
         return {part.transaction: now[part.transaction.transactional_id] for part in parts}
 
     def _wait(self, part: KafkaCommittable, state: str, deadline: float) -> None:
-        if time.monotonic() >= deadline:
+        if self._cluster.clock.monotonic() >= deadline:
             raise Unreachable(
                 f"{part.transaction.transactional_id} is still {state} after {self._config.timeout:g} s",
                 hint="check that all brokers run; no row is lost",
             )
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        self._cluster.clock.sleep(_LOOK_AGAIN_SECONDS)
 
 
 _STOP: Final = (
@@ -308,7 +310,7 @@ def _lost_with_topic(part: KafkaCommittable, recreated: Sequence[str]) -> Verdic
     )
 
 
-def unseen(epoch: Epoch, cluster: Cluster, why: str) -> OutcomeUnknown:
+def unseen(epoch: Epoch, cluster: KafkaServer, why: str) -> OutcomeUnknown:
     """Return the error for a committed epoch that the cluster does not show in time."""
     # such an epoch is not done yet: if it were, a missing marker would later mean that the cluster was set back
     return OutcomeUnknown(

@@ -6,17 +6,14 @@ A task returns the committable. Any later driver can end the transaction with it
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.identity import TransactionalId, identity_key, identity_label
+from epochsink.identity import TransactionalId, identity_label
 from epochsink.kafka.dead_letter import Rules
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.sink import Committable, Task
+from epochsink.sink import Committable, Task, identity_key
 
 VERSION: Final = 1
 
@@ -70,7 +67,7 @@ class Transaction(NamedTuple):
         return Producer(self.producer_id, self.producer_epoch)
 
 
-class Place(NamedTuple):
+class WrittenPartition(NamedTuple):
     """A partition in which a transaction has rows, as the vote found it.
 
     ``start`` is the offset of the first row. ``end`` is the end of the log after the last row, and ``leader_epoch`` is
@@ -103,7 +100,7 @@ class KafkaCommittable:
     prepared_at: int
     topics: Mapping[str, str] = field(hash=False)
     kept_in_topic: bool = False
-    places: tuple[Place, ...] = ()
+    places: tuple[WrittenPartition, ...] = ()
     rules: Rules | None = None
     letters: int = 0
     why: str = ""
@@ -161,7 +158,9 @@ class KafkaCommittable:
                 topics=dict(part["topics"]),
                 kept_in_topic=bool(part["kept_in_topic"]),
                 places=tuple(
-                    Place(topic, *map(int, place)) for topic, found in part["places"].items() for place in found
+                    WrittenPartition(topic, *map(int, place))
+                    for topic, found in part["places"].items()
+                    for place in found
                 ),
                 rules=Rules.from_json(part["rules"] or {}),
                 letters=int(part["letters"]),
@@ -170,5 +169,6 @@ class KafkaCommittable:
         except (KeyError, TypeError, ValueError, AttributeError) as failure:
             raise LedgerCorrupt(
                 f"a Kafka committable with the fields {', '.join(sorted(part))} cannot be read: {failure!r}",
-                hint="see 'epochsink status'",
+                hint="a newer epochsink may have written it: start with that version; or look which epoch it is of: "
+                "epochsink status CHECKPOINT",
             ) from failure

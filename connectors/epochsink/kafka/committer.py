@@ -6,135 +6,125 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
 
 from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
-from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import preflight
 from epochsink.kafka.applied_epochs import Markers, committables, topics_of
-from epochsink.kafka.audit import audit
-from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.commit import Commits, refuse_other_topics
-from epochsink.kafka.committable import KafkaCommittable, transactional_id
+from epochsink.kafka.commit import TransactionCommits, refuse_other_topics
+from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
+from epochsink.kafka.config import KafkaConfig
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.fence import Fence
-from epochsink.kafka.letters import KafkaLetters
+from epochsink.kafka.operator import KafkaOperator
 from epochsink.kafka.redo import prepare_again
-from epochsink.kafka.remnants import open_transactions
-from epochsink.kafka.repair import WARNING, Repair, reapply
+from epochsink.kafka.repair import LogRepair
 from epochsink.kafka.rows_in_log import LogEnds
-from epochsink.kafka.sweep import Sweep
-from epochsink.kafka.transactions import Answer, State, Transactions
-from epochsink.kafka.witness import Witness
-from epochsink.sink import Keeping, Outcome, Participant, Task, verify_marks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.kafka.committable import Transaction
-    from epochsink.kafka.config import KafkaConfig
-    from epochsink.kafka.witness import Seen
-    from epochsink.sink import (
-        Ballots,
-        Committable,
-        Committables,
-        Comparison,
-        Epoch,
-        Finding,
-        Identity,
-        LastDone,
-        Letters,
-        Marks,
-        Parts,
-        Receipt,
-        Recorded,
-        Recorder,
-        Remnant,
-        Rows,
-        Verdict,
-    )
+from epochsink.kafka.server import KafkaServer, TransactionState
+from epochsink.kafka.sweep import TransactionSweep
+from epochsink.kafka.transactions import EndTxnResult, Transactions
+from epochsink.kafka.witness import Seen, Witness
+from epochsink.sink import (
+    Ballots,
+    Committable,
+    Epoch,
+    Identity,
+    Joining,
+    Keeping,
+    LastDone,
+    Marks,
+    Outcome,
+    Participant,
+    Parts,
+    Recorded,
+    Remnant,
+    Rows,
+    Task,
+    Verdict,
+    WriterContext,
+    identity_key,
+    only_compares,
+    over_limit,
+)
 
 log = logging.getLogger("epochsink.kafka")
 
 _TURNS: Final = 3
 """How often the vote writes lost parts again before it fails."""
-_NOT_ABORTED: Final = frozenset({State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT})
+_NOT_ABORTED: Final = frozenset(
+    {TransactionState.ONGOING, TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT}
+)
 
 
 class KafkaCommitter(Participant):
     """The driver's side of one Kafka sink. A part is one transaction."""
 
-    repairs = True
-    repair_warning = WARNING
-
-    def __init__(self, members: Mapping[str, KafkaConfig]) -> None:
+    def __init__(self, members: Mapping[str, KafkaConfig], cluster: KafkaServer) -> None:
         super().__init__(members)
         (config,) = members.values()
         self._config = config
-        self._cluster = Cluster(config.bootstrap_servers, config.options, config.timeout)
+        self._cluster = cluster
         self._transactions = Transactions(self._cluster)
         self._log_ends = LogEnds(config, self._cluster)
         self._witness = Witness(self._cluster)
+
+    def operator(self) -> KafkaOperator:
+        """Return what answers an operator's commands."""
+        return KafkaOperator(self, self._config, self._cluster, self._log_repair)
 
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the cluster; see `epochsink.kafka.preflight`."""
         return preflight.findings(self._config, self._cluster, schema)
 
-    def examine(self, sink: str) -> Iterator[Finding]:
-        """Look at the cluster; see `epochsink.kafka.preflight`."""
-        return preflight.examine(self._config, self._cluster)
+    def open(self, identity: Identity) -> Joining:
+        """Prepare the driver's side of this identity. Connects only if it joins."""
+        super().open(identity)
+        self._identity = identity
+        self._key = identity_key(identity)
+        self._markers = Markers(self._cluster, self._key, self._config.topic)
+        self._commits = TransactionCommits(
+            identity.sink, self._config, self._cluster, self._transactions, self._markers
+        )
+        self._fence = Fence(self._cluster, self._transactions, identity)
+        self._sweep = TransactionSweep(self._cluster, self._transactions, self._fence, identity)
+        self._seen_all = False
+        self._seen_whole_before: Seen | None = None
+        return Joining() if identity.generation or only_compares() else self._joined()
 
-    def in_target(self) -> list[Remnant]:
-        """Return the open transactions of this identity."""
-        return open_transactions(self._transactions, TransactionalId.prefix(self._key), self._cluster.deadline())
+    def _joined(self) -> Joining:
+        """Return the longest transaction timeout that the brokers allow, and the largest batch that the topic takes.
 
-    def initial_state(self, sink: str) -> dict[str, Any]:
-        """Return the longest transaction timeout that the brokers allow, and the largest batch that the topic takes."""
+        The generation is the highest in the transactional ids that the brokers know, open or not.
+        """
         found = {
             "transaction_timeout": preflight.transaction_timeout_cap(self._cluster),
             "largest_batch": preflight.largest_batch(self._cluster, self._config.topic),
         }
-        return {name: value for name, value in found.items() if value is not None}
-
-    def open(self, identity: Identity) -> None:
-        """Prepare the driver's side of this identity. Does not connect."""
-        self._identity = identity
-        self._key = identity_key(identity)
-        self._markers = Markers(self._cluster, self._key, self._config.topic)
-        self._commits = Commits(identity.sink, self._config, self._cluster, self._transactions, self._markers)
-        self._fence = Fence(self._transactions, identity, self._cluster.target)
-        self._sweep = Sweep(self._cluster, self._transactions, self._fence, identity)
-        self._repair = Repair(self._cluster, self._markers, self._key)
-        self._seen_all = False
-        self._seen_whole_before: Seen | None = None
+        origin = {name: value for name, value in found.items() if value is not None}
+        return Joining(origin, self._transactions.newest_generation(self._key, self._cluster.deadline()))
 
     def fence(self) -> None:
         """Fence drivers on other copies of the checkpoint; see `epochsink.kafka.fence`."""
         self._fence.take(self._cluster.deadline())
         self._seen_all = False
 
-    def marks(self, sink: str) -> Marks:
-        """Return the markers of all Spark partitions."""
-        return self._markers.read_all(self._cluster.deadline())
+    def remnants(self, recorded: Recorded) -> list[Remnant]:
+        """Return the open transactions of this identity, which block readers."""
+        return self._sweep.remnants(recorded)
 
-    def leftovers(self, sink: str) -> list[str]:
-        """Return the open transactions of this identity."""
-        return self._transactions.open_ids(TransactionalId.prefix(self._key), self._cluster.deadline())
+    def marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
+        """Return the markers of the newest epochs' Spark partitions, in one request.
 
-    def newest_generation(self, sink: str) -> int:
-        """Return the highest generation in the transactional ids that the brokers know, open or not."""
-        return self._transactions.newest_generation(self._key, self._cluster.deadline())
-
-    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the markers of the newest epochs' Spark partitions with the ledger, in one request.
-
-        At a start, compare the markers of all partitions. An older copy of the checkpoint does not know in which
-        partitions the later epochs had rows.
+        At a start, those of all partitions. An older copy of the checkpoint does not know in which partitions the later
+        epochs had rows.
         """
         deadline = self._cluster.deadline()
+        if only_compares():
+            return self._markers.compared(self._markers.read_all(deadline), done, pending)
         if not self._seen_all:
             # before the markers are read: a driver on another copy may be committing, and its markers count too
             self._fence.await_others(deadline)
@@ -143,53 +133,38 @@ class KafkaCommitter(Participant):
             found |= self._markers.read_all(deadline, settled=self._fence.is_taken, besides=pending)
         if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
             # before the markers are compared: they are deleted with their topic, and this error names the topic
-            refuse_other_topics(
-                self._cluster.target, done, self._cluster.topic_ids(topics_of(committables(done)), deadline)
-            )
-        must = None if done is None else self._markers.unexpired(done, found)
-        try:
-            verify_marks(self._cluster.target, found, must, pending, self._markers.marks_of)
-        except WentBack as disagreement:
-            # a cluster set back behind the query's first epoch: a repair looks into the log, and not at markers alone
-            if must is not None and not self._markers.marks_of(must).keys() <= found.keys():
-                disagreement.facts.setdefault("lacks_from", 0)
-            raise
-        self._seen_all = True
+            try:
+                refuse_other_topics(
+                    self._cluster.target, done, self._cluster.topic_ids(topics_of(committables(done)), deadline)
+                )
+            except WentBack as recreated:
+                return Marks(self._cluster.target, found, refusal=recreated)
+        marks = self._markers.compared(found, done, pending)
+        self._seen_all = marks.disagreement(done, pending) is None
+        return marks
 
-    def audit(
-        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
-    ) -> Sequence[Comparison]:
-        """Compare markers, and count each transaction's records; see `epochsink.kafka.audit`."""
-        found = self._markers.read_around(done, pending, deadline=self._cluster.deadline())
-        must = None if done is None else self._markers.unexpired(done, found)
-        verify_marks(self._cluster.target, found, must, pending, self._markers.marks_of)
-        return audit(self._cluster, receipts)
-
-    def letters(self, sink: str) -> Letters | None:
-        """Return the dead letters in the topic; see `epochsink.kafka.letters`."""
-        topic = self._config.letters_topic
-        return None if topic is None else KafkaLetters(self._config, self._cluster, self._identity, topic)
-
-    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
-        """Say where an epoch's rows are kept; see `epochsink.kafka.rows_in_log`."""
+    def begin(
+        self, epoch: Epoch, schemas: Mapping[str, pa.Schema], *, retained: bool = False
+    ) -> Mapping[str, WriterContext]:
+        """Say where an epoch's rows are kept (see `epochsink.kafka.rows_in_log`), and which become dead letters."""
         seconds = self._config.transaction_timeout_ms(self._identity) / 1000
         ((name, schema),) = schemas.items()
-        if self._config.spool is None and not self.retains and self._log_ends.note(epoch, schema, seconds):
-            return {name: Keeping.IN_TARGET}
-        return super().keeping(epoch, schemas)
+        context = super().begin(epoch, schemas, retained=retained)[name]
+        if self._config.spool is None and not retained and self._log_ends.note(epoch, schema, seconds):
+            context = WriterContext(Keeping.IN_TARGET)
+        return {name: replace(context, settings=self._rules_of_letters(epoch))}
 
-    def settings(self, epoch: Epoch) -> Mapping[str, Mapping[str, Any]]:
+    def _rules_of_letters(self, epoch: Epoch) -> Mapping[str, Any]:
         """Return the rules by which tasks find dead letters: they follow from the topics' settings as they are now."""
         if self._config.letters_topic is None:
             return {}
         try:
-            rules = preflight.rules_of_letters(self._config, self._cluster)
+            return preflight.rules_of_letters(self._config, self._cluster).to_json()
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
                 f"epoch {epoch.number}: the limits of topic '{self._config.topic}' could not be read: {failure}",
                 hint="Spark runs the epoch again",
             ) from failure
-        return {self._identity.sink: rules.to_json()}
 
     # ---- the vote
 
@@ -220,7 +195,7 @@ class KafkaCommitter(Participant):
             sum(part.rows for part in parts),
             self._config.letters_limit,
         )
-        if letters > limit * rows:
+        if over_limit(letters, rows, limit):
             raise RowsRejected(
                 f"topic '{self._config.topic}' cannot take {letters} of {rows} rows, more than letters_limit={limit}: "
                 f"{next(part.why for part in parts if part.letters)}",
@@ -274,7 +249,7 @@ class KafkaCommitter(Participant):
         for index, part in enumerate(parts):
             name, producer_id, producer_epoch = part.transaction
             told = now[name]
-            if told.state is not State.ONGOING or not told.is_of(part.transaction):
+            if told.state is not TransactionState.ONGOING or not told.is_of(part.transaction):
                 lost[index] = (
                     f"transaction {name}, prepared by producer {producer_id} in epoch {producer_epoch}, is now "
                     f"{told.state.value} (producer {told.producer_id}, epoch {told.producer_epoch})"
@@ -303,10 +278,18 @@ class KafkaCommitter(Participant):
         ]
         return {name: told}
 
-    def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Wait until the partitions show the commits, and check rows and markers."""
+    def visible(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
+        """Wait until the partitions show the commits, and check rows and markers.
+
+        Abort transactions of attempts that Spark did not accept, if they are open before this epoch's rows.
+        """
         (ballot,) = ballots.values()
+        ended: list[str] = []
+        # the look before the commit has already shown that; this saves a request
+        if self._commits.may_be_blocked(epoch):
+            ended = self._sweep.unblock(epoch, [KafkaCommittable.from_json(part) for part in ballot.parts], recorded)
         self._commits.await_visible(epoch, ballot)
+        return ended
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Write a part's rows into a new transaction, from the topic's log or from the spool."""
@@ -314,7 +297,7 @@ class KafkaCommitter(Participant):
         # first: a late commit of the lost transaction would duplicate rows
         self._end_lost(epoch, lost.transaction)
         (ballot,) = ballots.values()
-        task = Task(self._identity, epoch, lost.partition, attempt)
+        task = Task(self._identity, epoch, lost.partition, attempt or uuid.uuid4().hex)
         # before it begins: otherwise a sweep in the other thread would abort it as an orphan
         self._sweep.busy.add(str(transactional_id(task, bounded=lost.kept_in_topic or self._config.is_redone)))
         again = prepare_again(self._config, self._cluster, task, lost, ballot.rows)
@@ -334,14 +317,14 @@ class KafkaCommitter(Participant):
         """
         deadline = self._cluster.deadline()
         answer, told = self._transactions.end(transaction, deadline, commit=False)
-        if answer is Answer.DECIDED:
+        if answer is EndTxnResult.DECIDED:
             return
         now = self._transactions.describe([transaction.transactional_id], deadline)[transaction.transactional_id]
         if now.is_of(transaction) and now.state in _NOT_ABORTED:
             raise OutcomeUnknown(
                 f"epoch {epoch.number}: transaction {transaction.transactional_id} has lost rows, and cannot be "
                 f"aborted: the coordinator answers {told}, and its state is {now.state.value}",
-                hint="its rows are not written again; see 'epochsink status'",
+                hint="its rows are not written again; look at the epoch: epochsink status CHECKPOINT",
                 epoch=epoch.number,
             )
 
@@ -355,33 +338,14 @@ class KafkaCommitter(Participant):
             )
         return seen.whole[0]
 
-    def lacking(self, sink: str, done: LastDone) -> Committables:
-        """Return the parts that neither markers nor logs show; see `epochsink.kafka.repair`."""
-        # what another driver had begun to commit when this one took the fence
-        self._fence.await_others(self._cluster.deadline())
-        return self._repair.lacking(done)
-
-    def holds_earlier(self, sink: str) -> bool:
-        """Whether each partition of the topic has shown records of an epoch: they are lost from the end."""
-        return self._repair.show_all(self._config.topic)
-
-    def reapply(self, epoch: Epoch, ballots: Ballots, record: Recorder) -> Mapping[str, Sequence[Verdict]]:
-        """Commit what is open again, and write the rest again; see `epochsink.kafka.repair`."""
-        return reapply(self, epoch, ballots, self._repair.is_open, record)
+    def _log_repair(self) -> LogRepair:
+        return LogRepair(self._cluster, self._markers, self._key, self._fence, self._commits.lost)
 
     # ---- the sweep
 
-    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Abort every open transaction of this identity that ``keep`` does not name, because it blocks readers."""
-        return self._sweep.abort_orphans(keep, done)
-
-    def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
-        """Abort transactions of attempts that Spark did not accept, if they are open before this epoch's rows."""
-        # the look before the commit has already shown that; this saves a request
-        if not self._commits.may_be_blocked(epoch):
-            return []
-        (ballot,) = ballots.values()
-        return self._sweep.unblock(epoch, [KafkaCommittable.from_json(part) for part in ballot.parts], recorded)
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        """Abort open transactions; their tasks may still run, and are fenced off."""
+        return self._sweep.end(remnants)
 
     def close(self) -> None:
         """Close the connections."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
+
+import pyarrow as pa
 
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.sink import Identity
+from epochsink.sink import Identity
 
 DEFAULT_TRANSACTION_TIMEOUT: Final = 60.0
 """Seconds. Readers wait this long for the transactions of a dead job."""
@@ -31,6 +28,9 @@ _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 @runtime_checkable
 class Rendering(Protocol):
     """Renders a message's key or value otherwise than by the user's SQL: `epochsink.Avro`."""
+
+    def begin_run(self) -> None:
+        """Ask again what was asked in an earlier run of this process. Called by each check, before `sql`."""
 
     def sql(self, row: str, schema: pa.Schema) -> str:
         """Return the SQL of the bytes. ``row`` names the struct with the fields of ``schema``."""

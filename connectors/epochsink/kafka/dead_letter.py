@@ -1,29 +1,26 @@
 """Find rows that a topic cannot take, and send each as a dead letter to another topic, in the same transaction.
 
-A letter is a record like any other: the vote, the commit and the redo count it among the rows of its transaction.
+A letter is a record like any other: the vote, the commit and the redo count it among the rows of its transaction. Its
+value is the row as the writer got it, in Arrow: a retry writes that, and nothing that was rendered for people.
 """
 
 from __future__ import annotations
 
-import base64
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from epochsink import arrow_buffers
 from epochsink.errors import RowsRejected
-from epochsink.identity import identity_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from epochsink.sink import Task
+from epochsink.kafka.rendered_value import as_value, marked
+from epochsink.sink import Task, identity_key
+from epochsink.sink.letter_row import encode_row, render_row
 
 CLIENT_OVERHEAD: Final = 36
 """What librdkafka adds to key, value and headers before it compares a row with its message.max.bytes."""
@@ -35,13 +32,16 @@ _VARINT_STEPS: Final = np.array([1 << 6, 1 << 13, 1 << 20, 1 << 27])
 """The numbers, as Kafka writes them, that need one byte more."""
 
 NO_KEY: Final = "the row has no key"
+_HEADER_NAME: Final = "the row has a header whose key is not UTF-8"
 SETTLED: Final = "settled"
 """The header of a record that settles a letter: it stands in the letter's partition, so that no retention deletes it
 first."""
 WRITTEN: Final = "written"
 DROPPED: Final = "dropped"
-
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+ROW: Final = "row"
+"""The header with the beginning of the row as JSON, for people; the letter's value is the row itself."""
+_SHOWN: Final = 1_000
+"""How many characters of the row that header has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class Rules:
         return {**options, "batch.size": str(size), "message.max.bytes": str(largest)}
 
 
-class Refused(NamedTuple):
+class RefusedRows(NamedTuple):
     """The rows of a batch that become letters, in order: their indices, and why."""
 
     rows: NDArray[Any]
     reasons: Sequence[str]
 
 
-def refused(batch: pa.RecordBatch, messages: NDArray[Any], rules: Rules) -> Refused | None:
+def refused(batch: pa.RecordBatch, messages: NDArray[Any], rules: Rules) -> RefusedRows | None:
     """Return the rows that the sink's topic cannot take; None if it takes all. ``messages`` are the batch's rows."""
     reasons: dict[int, str] = {}
     sizes = messages["len"] + messages["key_len"]
@@ -92,13 +92,25 @@ def refused(batch: pa.RecordBatch, messages: NDArray[Any], rules: Rules) -> Refu
     for row in np.flatnonzero(sizes + np.uint64(_LONGEST_OVERHEAD) > doubtful):
         if why := _why_too_large(int(sizes[row]), messages[row], rules):
             reasons[int(row)] = why
+    reasons |= unfit(batch)
     if rules.needs_key:
         for row in np.flatnonzero(messages["key"] == 0):
             reasons.setdefault(int(row), NO_KEY)
     if not reasons:
         return None
     rows = sorted(reasons)
-    return Refused(np.array(rows), [reasons[row] for row in rows])
+    return RefusedRows(np.array(rows), [reasons[row] for row in rows])
+
+
+def unfit(batch: pa.RecordBatch) -> dict[int, str]:
+    """Return the rows that no message can hold as they are, by number, with the reason."""
+    reasons = dict(marked(batch))
+    if "headers" in batch.schema.names:
+        column = batch.column("headers")
+        if wrong := arrow_buffers.not_utf8(column.flatten().field("key")):
+            parents = arrow_buffers.to_numpy(pc.list_parent_indices(column))
+            reasons |= {int(parents[entry]): _HEADER_NAME for entry in wrong}
+    return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +122,22 @@ class Sender:
     target: str
 
     def letters(
-        self, batch: pa.RecordBatch, found: Refused, timestamps: Sequence[int] | None, before: int
+        self, batch: pa.RecordBatch, found: RefusedRows, before: int
     ) -> tuple[pa.RecordBatch, list[list[dict[str, Any]]]]:
         """Return the letters of a batch, in order, as a batch with ``value`` alone, and the headers of each.
 
-        ``timestamps`` are those of all rows of the batch. ``before`` rows of the task came before it. Raises
-        `RowsRejected` if a letter is too large.
+        ``before`` rows of the task came before the batch. Raises `RowsRejected` if a letter is too large.
         """
         rows = batch.take(arrow_buffers.numbers(found.rows))
-        columns = {
-            name: rows.column(name).to_pylist() for name in ("key", "value", "headers") if name in batch.schema.names
-        }
-        if "partition" in batch.schema.names:
-            columns["partition"] = rows.column("partition").to_pylist()
-        if timestamps is not None:
-            columns["timestamp"] = [timestamps[row] or None for row in found.rows]
         values, headers = [], []
-        for index, (row, why) in enumerate(zip(found.rows.tolist(), found.reasons, strict=True)):
-            values.append(json.dumps({name: _plain(column[index]) for name, column in columns.items()}).encode())
-            headers.append(self._headers(why, before + row))
+        for index, (number, why) in enumerate(zip(found.rows.tolist(), found.reasons, strict=True)):
+            row = rows.slice(index, 1)
+            values.append(encode_row(row))
+            headers.append(self._headers(why, before + number, row))
             self._refuse_too_large(values[-1], headers[-1])
         return pa.RecordBatch.from_arrays([arrow_buffers.texts(values, pa.binary())], names=["value"]), headers
 
-    def _headers(self, why: str, row: int) -> list[dict[str, Any]]:
+    def _headers(self, why: str, number: int, row: pa.RecordBatch) -> list[dict[str, Any]]:
         identity, epoch = self.task.identity, self.task.epoch
         told = {
             "error": why,
@@ -142,9 +147,10 @@ class Sender:
             "epoch": str(epoch.number),
             "attempt": epoch.attempt,
             "key": identity_key(identity),
-            "position": f"{self.task.partition}/{row}",
+            "position": f"{self.task.partition}/{number}",
+            ROW: _cut(json.dumps(rendered(row), ensure_ascii=False)),
         }
-        return [{"key": name, "value": value.encode()} for name, value in told.items()]
+        return _encoded(told)
 
     def _refuse_too_large(self, value: bytes, headers: Sequence[Mapping[str, Any]]) -> None:
         size = len(value) + sum(len(header["key"]) + len(header["value"]) + 10 for header in headers)
@@ -156,47 +162,43 @@ class Sender:
             )
 
 
-def rows_of(letters: Sequence[bytes]) -> tuple[pa.RecordBatch, list[int]]:
-    """Return the rows of which `Sender` made letters, and their timestamps in milliseconds, 0 for none."""
-    told = [json.loads(letter) for letter in letters]
-    headers = [
-        None
-        if row.get("headers") is None
-        else [{"key": each["key"], "value": _raw(each["value"])} for each in row["headers"]]
-        for row in told
-    ]
-    columns = {
-        "key": pa.array([_raw(row.get("key")) for row in told], pa.binary()),
-        "value": pa.array([_raw(row.get("value")) for row in told], pa.binary()),
-        "headers": pa.array(headers, _HEADERS),
-        "partition": pa.array([row.get("partition") for row in told], pa.int32()),
-    }
-    return pa.record_batch(columns), [row.get("timestamp") or 0 for row in told]
+def rendered(row: pa.RecordBatch) -> dict[str, Any]:
+    """Return a single row as JSON can hold it, for people; the bytes of a message are shown as text."""
+    plain = as_value(row)
+    return render_row(pa.RecordBatch.from_arrays([_as_text(column) for column in plain.columns], plain.schema.names))
 
 
 def settlement(key: str, letter: str, how: str) -> list[dict[str, Any]]:
     """Return the headers of the record which says that the letter named ``letter`` of a sink is none any more."""
-    told = {"key": key, "letter": letter, SETTLED: how}
-    return [{"key": name, "value": value.encode()} for name, value in told.items()]
+    return _encoded({"key": key, "letter": letter, SETTLED: how})
 
 
-def _raw(value: Any) -> bytes | None:
-    """Return the bytes of which `_plain` made a value."""
-    if value is None or isinstance(value, str):
-        return None if value is None else value.encode()
-    return base64.b64decode(value["base64"])
+def _encoded(headers: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"key": name.encode(), "value": value.encode()} for name, value in headers.items()]
 
 
-def _plain(value: object) -> object:
-    """Return a value that JSON can hold: bytes as text, or, if they are not UTF-8, as an object with their base64."""
-    if isinstance(value, list):
-        return [{name: _plain(each) for name, each in header.items()} for header in value]
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
-    return value
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Return bytes as strings, unchecked; also those in headers."""
+    if pa.types.is_binary(column.type):
+        return column.view(pa.string())
+    if pa.types.is_large_binary(column.type):
+        return column.view(pa.large_string())
+    if pa.types.is_list(column.type):
+        entries = column.flatten()
+        fields = [_as_text(entries.field(place)) for place in range(entries.type.num_fields)]
+        names = [field.name for field in entries.type]
+        return pa.ListArray.from_arrays(_offsets(column), pa.StructArray.from_arrays(fields, names))
+    return column
+
+
+def _offsets(column: pa.ListArray) -> pa.Array:
+    """Return where each list begins among the entries of all of them."""
+    lengths = arrow_buffers.to_numpy(pc.fill_null(pc.list_value_length(column), arrow_buffers.number(0, "int32")))
+    return arrow_buffers.numbers(np.concatenate([[0], np.cumsum(lengths)]).astype("i4"))
 
 
 def _why_too_large(size: int, message: Any, rules: Rules) -> str | None:

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from epochsink.errors import PrepareFailed, RowsRejected
-
-if TYPE_CHECKING:
-    from epochsink.kafka.librdkafka import NativeError
+from epochsink.kafka.librdkafka import NativeError
 
 UNKNOWN_TOPIC: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
@@ -68,12 +66,12 @@ KNOWN_ERRORS: Final[dict[int, KnownError]] = {
     -193: KnownError(Nature.PASSING, "a host name of bootstrap_servers or of the brokers' advertised.listeners cannot "
                   "be resolved from this machine: correct the name or the name service"),
     -192: KnownError(Nature.PASSING, "the broker did not take the rows within delivery.timeout.ms: check that the "
-                  "partition has a leader and enough in-sync replicas; Spark runs the epoch again"),
+                  "partition has a leader and enough in-sync replicas"),
     -190: KnownError(Nature.ROWS, "write a partition that the topic has, or leave it null for the partitioner"),
     -188: KnownError(Nature.ROWS, "create the topic, or correct its name"),
     -187: KnownError(Nature.PASSING, "check that every executor can reach bootstrap_servers"),
     -185: KnownError(Nature.PASSING, "check that every executor can reach bootstrap_servers and the brokers' "
-                  "advertised.listeners; Spark runs the epoch again"),
+                  "advertised.listeners"),
     -181: KnownError(Nature.SETTING, "check that security.protocol, ssl.ca.location and the host name in the "
                   "broker's certificate match the broker"),
     -169: KnownError(Nature.SETTING, "correct sasl.username, sasl.password and sasl.mechanism in options"),
@@ -102,7 +100,7 @@ KNOWN_ERRORS: Final[dict[int, KnownError]] = {
 }  # fmt: skip
 """Negative keys are librdkafka's own codes; positive keys are the broker's."""
 
-_OTHERWISE: Final = KnownError(Nature.PASSING, "Spark runs the epoch again; if this repeats, read the broker's log")
+_OTHERWISE: Final = KnownError(Nature.PASSING, "try again; if this repeats, read the broker's log")
 
 
 def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:

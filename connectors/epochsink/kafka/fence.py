@@ -14,35 +14,32 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from epochsink.errors import Fenced, WentBack
-from epochsink.identity import FenceHolder, TransactionalId, fence_id, identity_key
+from epochsink.identity import FenceHolder, TransactionalId, fence_id
+from epochsink.kafka.committable import Producer
 from epochsink.kafka.errors import Unreachable
-from epochsink.kafka.transactions import State
-
-if TYPE_CHECKING:
-    from epochsink.kafka.committable import Producer
-    from epochsink.kafka.transactions import Description, Transactions
-    from epochsink.sink import Identity
-
+from epochsink.kafka.server import Description, KafkaServer, TransactionState
+from epochsink.kafka.transactions import Transactions
+from epochsink.sink import Identity, identity_key
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
 
 
 class Fence:
-    """The fence of one identity in the cluster that ``target`` names. Deadlines are monotonic seconds.
+    """The fence of one identity in a cluster. Deadlines are monotonic seconds.
 
     Raises what `Transactions` raises.
     """
 
-    def __init__(self, transactions: Transactions, identity: Identity, target: str) -> None:
+    def __init__(self, cluster: KafkaServer, transactions: Transactions, identity: Identity) -> None:
         self._transactions = transactions
         self._key = identity_key(identity)
         self._generation = identity.generation
-        self._target = target
+        self._target = cluster.target
+        self._clock = cluster.clock
         self.name = fence_id(self._key)
         self._taken: Producer | None = None
 
@@ -52,7 +49,7 @@ class Fence:
         self._refuse_newer(deadline)
         self._taken = self._transactions.initialise(self.name, deadline)
         # a second id that only names this driver: the error of the fenced driver shows it
-        ours = FenceHolder(self._key, *self._taken, int(time.time()), os.getpid(), socket.gethostname())
+        ours = FenceHolder(self._key, *self._taken, int(self._clock.time()), os.getpid(), socket.gethostname())
         self._transactions.initialise(str(ours), deadline)
 
     @property
@@ -67,13 +64,13 @@ class Fence:
         """
         if self._taken is None:
             return
-        while self._transactions.ids(TransactionalId.prefix(self._key), (State.PREPARE_COMMIT,), deadline):
-            if time.monotonic() >= deadline:
+        while self._transactions.ids(TransactionalId.prefix(self._key), (TransactionState.PREPARE_COMMIT,), deadline):
+            if self._clock.monotonic() >= deadline:
                 raise Unreachable(
                     f"{self._target} has not ended transactions of this query in time",
                     hint="check that all brokers run; no row is lost",
                 )
-            time.sleep(_LOOK_AGAIN_SECONDS)
+            self._clock.sleep(_LOOK_AGAIN_SECONDS)
         # again: a driver of a later generation may have begun a transaction during the wait
         self._refuse_newer(deadline)
 
@@ -97,7 +94,7 @@ class Fence:
 
     def is_lost(self, now: Description) -> bool:
         """Whether another driver has taken the fence since; ``now`` describes the id ``name``."""
-        if self._taken is None or now.state is State.NOT_FOUND:
+        if self._taken is None or now.state is TransactionState.NOT_FOUND:
             # brokers forget an id after days without use, so no other driver has taken it
             return False
         # an older epoch is not a loss: the cluster was set back, and the markers show that
@@ -111,7 +108,7 @@ class Fence:
         """Raise `Fenced` if another driver has taken the fence; ``now`` describes the id ``name``."""
         if not self.is_lost(now):
             return
-        names = self._transactions.ids(FenceHolder.prefix(self._key), (State.EMPTY,), deadline)
+        names = self._transactions.ids(FenceHolder.prefix(self._key), (TransactionState.EMPTY,), deadline)
         holders = [holder for holder in map(FenceHolder.parse, names) if holder is not None]
         at = (now.producer_id, now.producer_epoch)
         who = next((_described(one) for one in holders if (one.producer_id, one.producer_epoch) == at), "just now")

@@ -154,7 +154,7 @@ def set_metadata(element: int, text: str) -> None:
     ctypes.memmove(partition.metadata, content, len(content))
 
 
-class Kind:
+class ArgumentKind:
     """`rd_kafka_vtype_t`: the kind of an `Argument`."""
 
     TOPIC: Final = 2

@@ -6,30 +6,20 @@ Each finding is a sentence with the value, the rule and a hint.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
-from kafka.protocol.admin.transactions import (
-    DescribeProducersRequest,
-    DescribeTransactionsRequest,
-    ListTransactionsRequest,
-)
+import pyarrow as pa
+from kafka.errors import BrokerResponseError
 
 from epochsink.errors import ConfigurationError, PrepareFailed
 from epochsink.kafka import client_options, errors, row_mapping, rows_in_log, trial_transaction
-from epochsink.kafka.config import NewTopic
+from epochsink.kafka.config import KafkaConfig, NewTopic, Rendering
 from epochsink.kafka.dead_letter import Rules
 from epochsink.kafka.errors import UNKNOWN_TOPIC, Refused, Unreachable
-from epochsink.kafka.leaders import Leaders, Producers
-from epochsink.sink import Finding, Identity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import pyarrow as pa
-
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.config import KafkaConfig
+from epochsink.kafka.leaders import Leaders
+from epochsink.kafka.server import KafkaServer, Producers
+from epochsink.sink import Finding, Identity, only_compares, would
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -45,8 +35,8 @@ _LARGEST_LETTER: Final = 900 << 20
 """A little below the largest message.max.bytes that librdkafka takes."""
 
 
-def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None) -> list[str]:
-    """Return what does not fit. Creates the topic if the configuration has ``create``.
+def findings(config: KafkaConfig, cluster: KafkaServer, schema: pa.Schema | None) -> list[str]:
+    """Return what does not fit. Creates the topic if the configuration has ``create``, unless it `only_compares`.
 
     Without ``schema``, the columns are not compared.
     """
@@ -64,7 +54,7 @@ def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None) ->
     return found
 
 
-def examine(config: KafkaConfig, cluster: Cluster) -> Iterator[Finding]:
+def examine(config: KafkaConfig, cluster: KafkaServer) -> Iterator[Finding]:
     """Yield what an operator wants to know before a start. Raises `Unreachable`, `Refused`."""
     found = findings(config, cluster, None)
     yield from (Finding("cluster", each, is_fatal=True) for each in found)
@@ -82,19 +72,22 @@ def examine(config: KafkaConfig, cluster: Cluster) -> Iterator[Finding]:
         yield Finding("trial transaction", done)
 
 
-def transaction_timeout_cap(cluster: Cluster) -> float | None:
+def transaction_timeout_cap(cluster: KafkaServer) -> float | None:
     """Return the longest transaction timeout (seconds) that the brokers allow; None without the right to ask."""
     found = cluster.broker_setting("transaction.max.timeout.ms")
     return None if found is None else int(found) / 1000
 
 
-def largest_batch(cluster: Cluster, topic: str | None) -> int | None:
+def largest_batch(cluster: KafkaServer, topic: str | None) -> int | None:
     """Return a topic's max.message.bytes; None if the topic does not exist, or without the right to ask."""
     found = None if topic is None else cluster.topic_settings(topic).get("max.message.bytes")
     return None if found is None else int(found)
 
 
 def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
+    for rendering in (config.key, config.value):
+        if isinstance(rendering, Rendering) and not only_compares():
+            rendering.begin_run()
     try:
         row_mapping.columns(config, "row", schema)
     except ConfigurationError as wrong:
@@ -102,17 +95,12 @@ def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
     return []
 
 
-def _version(cluster: Cluster) -> list[str]:
-    try:
-        for request in (DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest):
-            cluster.require(request)
-    except IncompatibleBrokerVersion:
-        finding = (
-            f"the brokers (version {cluster.version()}) cannot describe producers and transactions; use Kafka 3.0 or "
-            "later"
-        )
-        return [finding]
-    return []
+def _version(cluster: KafkaServer) -> list[str]:
+    if cluster.describes_transactions():
+        return []
+    return [
+        f"the brokers (version {cluster.version()}) cannot describe producers and transactions; use Kafka 3.0 or later"
+    ]
 
 
 def _transaction_timeout(config: KafkaConfig, cap: float | None) -> list[str]:
@@ -127,10 +115,12 @@ def _transaction_timeout(config: KafkaConfig, cap: float | None) -> list[str]:
     return trial_transaction.settings(config, config.transaction_timeout_ms(identity))
 
 
-def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None, cap: float | None) -> list[str]:
+def _topic(config: KafkaConfig, cluster: KafkaServer, schema: pa.Schema | None, cap: float | None) -> list[str]:
     topic = str(config.topic)
     told = _describe(cluster, topic)
     if told["error_code"] == UNKNOWN_TOPIC and config.new_topic is not None:
+        if would(f"create topic '{topic}' as {config.new_topic}"):
+            return []
         if failure := _create(config.new_topic, cluster, topic, "create="):
             return [failure]
         told = _describe(cluster, topic)
@@ -154,7 +144,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None, cap:
     )
 
 
-def _witness(cluster: Cluster, topic: str) -> list[str]:
+def _witness(cluster: KafkaServer, topic: str) -> list[str]:
     """Ask the leaders for their producers, because some brokers do not list the user's rights on a topic."""
     leaders = Leaders(cluster)
     try:
@@ -166,12 +156,12 @@ def _witness(cluster: Cluster, topic: str) -> list[str]:
     return []
 
 
-def _describe(cluster: Cluster, topic: str) -> dict[str, Any]:
-    told: dict[str, Any] = cluster.until(cluster.deadline(), lambda: cluster.admin().describe_topics([topic]))[0]
+def _describe(cluster: KafkaServer, topic: str) -> dict[str, Any]:
+    told: dict[str, Any] = cluster.until(cluster.deadline(), lambda: cluster.describe_topic(topic))
     return told
 
 
-def rules_of_letters(config: KafkaConfig, cluster: Cluster) -> Rules:
+def rules_of_letters(config: KafkaConfig, cluster: KafkaServer) -> Rules:
     """Return which rows become dead letters as the topics are set now. Raises `PrepareFailed`."""
     limits = []
     for topic in (str(config.topic), str(config.letters_topic)):
@@ -193,7 +183,7 @@ def rules_of_letters(config: KafkaConfig, cluster: Cluster) -> Rules:
     )
 
 
-def _letters(config: KafkaConfig, cluster: Cluster, of_rows: Mapping[str, str]) -> list[str]:
+def _letters(config: KafkaConfig, cluster: KafkaServer, of_rows: Mapping[str, str]) -> list[str]:
     """Create the topic of dead letters if it does not exist, and return why it cannot take them, or would lose them."""
     topic = config.letters_topic
     if topic is None:
@@ -209,6 +199,8 @@ def _letters(config: KafkaConfig, cluster: Cluster, of_rows: Mapping[str, str]) 
         largest = str(max(least, _DEFAULT_LARGEST_LETTER))
         kept = {"cleanup.policy": "delete", "retention.ms": "-1", "max.message.bytes": largest}
         wanted = NewTopic(replication=replication, config=kept)
+        if would(f"create topic '{topic}' as {wanted}"):
+            return []
         if failure := _create(wanted, cluster, topic, "dead_letter_topic="):
             return [failure]
         told = _describe(cluster, topic)
@@ -232,14 +224,14 @@ def _letters(config: KafkaConfig, cluster: Cluster, of_rows: Mapping[str, str]) 
     return found or _witness(cluster, topic)
 
 
-def _create(wanted: NewTopic, cluster: Cluster, topic: str, argument: str) -> str | None:
+def _create(wanted: NewTopic, cluster: KafkaServer, topic: str, argument: str) -> str | None:
     how = {
         "num_partitions": wanted.partitions,
         "replication_factor": -1 if wanted.replication is None else wanted.replication,
         "configs": dict(wanted.config),
     }
     try:
-        cluster.admin().create_topics({topic: how}, wait_for_metadata=True)
+        cluster.create_topic(topic, how)
     except (BrokerResponseError, ValueError) as failure:
         return f"topic '{topic}' could not be created as {wanted}: {failure}; create it by hand or correct {argument}"
     log.info("created topic %s with %d partition(s)", topic, wanted.partitions)
@@ -289,7 +281,7 @@ def _sizes(config: KafkaConfig, topic: str, settings: Mapping[str, str]) -> list
 
 def _compaction(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema) -> list[str]:
     compacted = "compact" in settings.get("cleanup.policy", "")
-    if not compacted or any(column.endswith("AS `key`") for column in row_mapping.columns(config, "row", schema)):
+    if not compacted or "key" in row_mapping.fields(config, schema):
         return []
     return [
         f"topic '{config.topic}' has cleanup.policy = compact and takes only rows with a key; set key= to an expression"

@@ -10,21 +10,18 @@ import ctypes
 import json
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import client_options, errors, librdkafka
 from epochsink.kafka.client_options import BYTES_IN_FLIGHT
 from epochsink.kafka.errors import LEADER_NOT_AVAILABLE
-from epochsink.kafka.librdkafka import OK, TIMED_OUT, Argument, Kind, Library, NativeError, library
+from epochsink.kafka.librdkafka import OK, TIMED_OUT, Argument, ArgumentKind, Library, NativeError, library
 from epochsink.kafka.producer_events import Events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 ROWS_PER_CALL: Final = 10_000
 
@@ -103,7 +100,7 @@ class TransactionalProducer:
     def begin(self) -> None:
         """Fence earlier users of the id, abort what they left open, and begin."""
         # in short slices: librdkafka itself may wait for half a second before it looks for the coordinator again
-        self._until_done(lambda ms: self._rdkafka.init_transactions(self._client, ms), slice_ms=20)
+        self._until_done(lambda ms: self._rdkafka.init_transactions(self._client, ms), slice_ms=10)
         self._rdkafka.check(self._rdkafka.begin_transaction(self._client))
 
     def flush(self) -> None:
@@ -200,19 +197,21 @@ class TransactionalProducer:
     def produce_each(
         self, topic: str, messages: NDArray[Any], headers: Sequence[Any] | None, timestamps: Sequence[int] | None
     ) -> None:
-        """Produce rows one by one, with headers and timestamps (milliseconds since 1970, 0 for now)."""
+        """Produce rows one by one, with headers, in bytes, and timestamps (milliseconds since 1970, 0 for now)."""
         self._refuse_partitions(topic, messages["partition"])
         handle = self._topic(topic)
         for index, (_, _, partition, payload, size, key, key_size, _, _) in enumerate(messages.tolist()):
             arguments = (Argument * 7)()
-            for slot, kind in enumerate((Kind.TOPIC, Kind.FLAGS, Kind.PARTITION, Kind.VALUE, Kind.KEY)):
+            for slot, kind in enumerate(
+                (ArgumentKind.TOPIC, ArgumentKind.FLAGS, ArgumentKind.PARTITION, ArgumentKind.VALUE, ArgumentKind.KEY)
+            ):
                 arguments[slot].kind = kind
             arguments[0].value.topic = handle
             arguments[1].value.number = librdkafka.COPY
             arguments[2].value.partition = partition
             arguments[3].value.memory = (payload or None, size)
             arguments[4].value.memory = (key or None, key_size)
-            arguments[5].kind = Kind.TIMESTAMP
+            arguments[5].kind = ArgumentKind.TIMESTAMP
             arguments[5].value.timestamp = timestamps[index] if timestamps else 0
             self._produce_one(topic, arguments, headers[index] if headers else None, size + key_size)
 
@@ -242,7 +241,7 @@ class TransactionalProducer:
         while True:
             self._make_room()
             native = self._headers(headers)
-            arguments[6].kind = Kind.HEADERS if native else Kind.FLAGS
+            arguments[6].kind = ArgumentKind.HEADERS if native else ArgumentKind.FLAGS
             if native:
                 arguments[6].value.headers = native
             else:
@@ -264,9 +263,8 @@ class TransactionalProducer:
             return None
         native: int = self._rdkafka.headers_new(len(headers))
         for header in headers:
-            name, value = header["key"].encode(), header["value"]
-            content = value.encode() if isinstance(value, str) else value
-            self._rdkafka.header_add(native, name, len(name), content, 0 if content is None else len(content))
+            name, value = header["key"], header["value"]
+            self._rdkafka.header_add(native, name, len(name), value, 0 if value is None else len(value))
         return native
 
     def _refuse_partitions(self, topic: str, partitions: NDArray[Any]) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from epochsink.kafka import errors, librdkafka
-from epochsink.kafka.librdkafka import OK, Library, NativeError
+from epochsink.kafka.librdkafka import OK, Library, Message, NativeError
 
-if TYPE_CHECKING:
-    from epochsink.kafka.librdkafka import Message
-
-log = logging.getLogger("epochsink.kafka")
+log = logging.getLogger("librdkafka")
+if log.level == logging.NOTSET:
+    # while no broker answers it repeats one line twenty times a second, and the error that is raised has the reason
+    log.setLevel(logging.CRITICAL)
 
 
 class Events:
@@ -81,6 +80,4 @@ class Events:
         self._rdkafka.event_log(event, ctypes.byref(facility), ctypes.byref(text), ctypes.byref(severity))
         syslog = {3: logging.ERROR, 4: logging.WARNING, 5: logging.INFO, 6: logging.INFO}
         level = logging.DEBUG if severity.value > 6 else syslog.get(severity.value, logging.ERROR)  # noqa: PLR2004 - syslog
-        log.log(
-            level, "librdkafka %s: %s", (facility.value or b"").decode(), (text.value or b"").decode(errors="replace")
-        )
+        log.log(level, "%s: %s", (facility.value or b"").decode(), (text.value or b"").decode(errors="replace"))

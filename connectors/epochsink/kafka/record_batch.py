@@ -7,11 +7,9 @@ so the broker and every reader still detect a batch that was damaged in the log.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 SEQUENCES: Final = 1 << 31
 """The number of sequence numbers; after the last one they begin again at 0."""

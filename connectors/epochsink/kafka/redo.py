@@ -7,34 +7,35 @@ that the task wrote.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
 
-from epochsink.errors import LogIncomplete, SpoolMissing
-from epochsink.identity import identity_key, marker_group
+from epochsink.errors import LogIncomplete, SpoolMissing, sink_option
+from epochsink.identity import marker_group
 from epochsink.kafka import errors, preflight, record_batch
 from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
+from epochsink.kafka.config import KafkaConfig
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
-from epochsink.kafka.producer import TransactionalProducer
 from epochsink.kafka.record_batch import SEQUENCES, Batch
+from epochsink.kafka.server import KafkaServer
 from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.writer import KafkaWriter
+from epochsink.sink import Identity, Rows, Task, identity_key
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.config import KafkaConfig
-    from epochsink.sink import Identity, Rows, Task
-
-_RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"
+def _without_rows(task: Task) -> str:
+    number = task.epoch.number
+    return (
+        "put the files of the spool back as they were. If there is no copy, these rows are only in the source. To "
+        f"close the epoch without them: epochsink resolve CHECKPOINT {number} {sink_option(task.identity.sink)} --as "
+        f"discard --without-rows; its input (offsets/{number} in the checkpoint) can then be loaded by a separate query"
+    )
 
 
 def prepare_again(
-    config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable, rows: Rows
+    config: KafkaConfig, cluster: KafkaServer, task: Task, lost: KafkaCommittable, rows: Rows
 ) -> KafkaCommittable:
     """Write the rows of a lost transaction into a new one, which ``task`` names, and leave the new one open.
 
@@ -44,7 +45,7 @@ def prepare_again(
     if not lost.kept_in_topic:
         # not today's options: the rows that became letters become letters again, and no others
         again = replace(task, settings={} if lost.rules is None else lost.rules.to_json())
-        return _write_again(config, again, lost, rows)
+        return _write_again(config, cluster, again, lost, rows)
     try:
         return _produce_again(config, cluster, task, lost)
     except NativeError as failure:
@@ -55,7 +56,7 @@ def prepare_again(
         raise errors.error(NativeError(failure.code, failure.message), _doing(task, lost)) from failure
 
 
-def _with_cap_of_now(cluster: Cluster, identity: Identity) -> Identity:
+def _with_cap_of_now(cluster: KafkaServer, identity: Identity) -> Identity:
     """Return the identity with the longest transaction timeout that the brokers allow now.
 
     It may be shorter than when the sink joined, and brokers refuse a longer one: the rows could never be written again.
@@ -65,14 +66,18 @@ def _with_cap_of_now(cluster: Cluster, identity: Identity) -> Identity:
     return identity if cap is None else replace(identity, origin={**identity.origin, "transaction_timeout": cap})
 
 
-def _write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: Rows) -> KafkaCommittable:
+def _write_again(
+    config: KafkaConfig, cluster: KafkaServer, task: Task, lost: KafkaCommittable, rows: Rows
+) -> KafkaCommittable:
     batches = rows.read(lost.task)
     first = next(batches, None)  # before a transaction is begun: this raises if the spool is gone
     if first is None:
-        raise SpoolMissing(f"the spool of epoch {task.epoch.number}, task {lost.task} is empty", hint=_RESOLVE)
+        raise SpoolMissing(
+            f"the spool of epoch {task.epoch.number}, task {lost.task} is empty", hint=_without_rows(task)
+        )
     # not config.topic: topic= may have changed since
     topic = None if "topic" in first.schema.names else next(iter(lost.topics), config.topic)
-    writer = KafkaWriter(config, task, lost.task, topic)
+    writer = KafkaWriter(config, task, lost.task, topic, cluster=cluster)
     written = first.num_rows
     try:
         writer.write(first)
@@ -83,7 +88,7 @@ def _write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: 
             raise SpoolMissing(
                 f"epoch {task.epoch.number}: the spool of task {lost.task} holds {written} rows, and {lost.rows} were "
                 "prepared",
-                hint=_RESOLVE,
+                hint=_without_rows(task),
             )
         return KafkaCommittable.from_json(writer.prepare())
     except BaseException:
@@ -98,15 +103,9 @@ def _doing(task: Task, lost: KafkaCommittable) -> str:
     )
 
 
-def _produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable) -> KafkaCommittable:
+def _produce_again(config: KafkaConfig, cluster: KafkaServer, task: Task, lost: KafkaCommittable) -> KafkaCommittable:
     name = str(transactional_id(task, bounded=True))
-    producer = TransactionalProducer(
-        config.options,
-        name,
-        config.longest_transaction_timeout_ms(task.identity),
-        config.timeout,
-        config.bootstrap_servers,
-    )
+    producer = cluster.producer(config.options, name, config.longest_transaction_timeout_ms(task.identity))
     transaction = None
     try:
         producer.begin()
@@ -125,7 +124,7 @@ def _produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: Kafk
     finally:
         # leaves the transaction open
         producer.release()
-    return replace(lost, transaction=transaction, prepared_at=int(time.time()), places=())
+    return replace(lost, transaction=transaction, prepared_at=int(cluster.clock.time()), places=())
 
 
 def _copy(log: TopicLog, lost: KafkaCommittable, to: Transaction, timeout: float, task: Task) -> None:
@@ -174,7 +173,7 @@ class _Search:
         self._found = 0
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
-        shown = time.monotonic()
+        shown = self._log.clock.monotonic()
         while self._found < self._rows and (ahead := self._ahead()):
             for partition, records in self._log.fetch(ahead).items():
                 if records is None:
@@ -184,8 +183,8 @@ class _Search:
                     yield partition, batch
             # a new leader may show records late, when its replicas have them
             if self._ahead() != ahead:
-                shown = time.monotonic()
-            elif time.monotonic() - shown > self._timeout:
+                shown = self._log.clock.monotonic()
+            elif self._log.clock.monotonic() - shown > self._timeout:
                 raise Unreachable(
                     f"topic '{self._log.topic}' does not show its records from {ahead} on",
                     hint="check that all brokers run; no row is lost",
@@ -243,10 +242,10 @@ class _Search:
             f"epoch {number}, sink '{sink}': the rows of transaction {self._lost.transaction.transactional_id}, which "
             f"was aborted, cannot be read from topic '{self._log.topic}': {why}{self._deleted()}; none of them "
             "is applied",
-            hint="retention or an operator deleted or compacted them, or a broker lost them: these rows are only "
-            f"in the source. To close the epoch without them: epochsink resolve CHECKPOINT {number} --sink {sink} "
-            f"--as discard; its input (offsets/{number} in the checkpoint) can then be loaded by a separate query. "
-            "Kafka(spool=True) keeps a copy outside the topic",
+            hint="retention or an operator deleted or compacted them, or a broker lost them: these rows are only in "
+            f"the source. To close the epoch without them: epochsink resolve CHECKPOINT {number} "
+            f"{sink_option(sink)} --as discard; its input (offsets/{number} in the checkpoint) can then be loaded by a "
+            "separate query. Kafka(spool=True) keeps a copy outside the topic",
         )
 
     def _deleted(self) -> str:

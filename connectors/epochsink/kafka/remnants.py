@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from epochsink.identity import PREFIX, TransactionalId
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import Transaction
-from epochsink.kafka.transactions import State, Transactions
+from epochsink.kafka.server import Description, TransactionState
+from epochsink.kafka.transactions import Transactions
 from epochsink.sink import Remnant
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.kafka.transactions import Description
 
 OPEN: Final = "open transaction"
 _SECONDS: Final = 30.0
@@ -35,7 +32,7 @@ class Brokers:
         deadline = self._cluster.deadline()
         now = self._transactions.describe([remnant.name], deadline)[remnant.name]
         # asked again: while the operator decided, the transaction may have ended
-        if now.state is State.ONGOING:
+        if now.state is TransactionState.ONGOING:
             transaction = Transaction(remnant.name, now.producer_id, now.producer_epoch)
             self._transactions.fence_off([transaction], deadline)
 
@@ -48,7 +45,7 @@ def open_transactions(transactions: Transactions, prefix: str, deadline: float) 
     """Return the open transactions whose ids have a prefix, oldest first. Raises `Unreachable`, `Refused`."""
     names = transactions.open_ids(prefix, deadline)
     described = transactions.describe(names, deadline) if names else {}
-    found = (_remnant(text, now) for text, now in described.items() if now.state is State.ONGOING)
+    found = (_remnant(text, now) for text, now in described.items() if now.state is TransactionState.ONGOING)
     return sorted((one for one in found if one is not None), key=lambda one: one.since or 0)
 
 

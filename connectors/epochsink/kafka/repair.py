@@ -1,34 +1,26 @@
-"""Find out which parts of done epochs a topic has lost, and write them again.
+"""Find out which parts of done epochs a topic has lost.
 
 Each partition of a topic and of the markers' topic may have been set back by itself, so neither proves anything alone.
 A part is lacking if its marker is not there, and no partition shows its records as committed at the offsets that are
 recorded. Where markers and records contradict each other, nothing is written.
 """
+# ruff: noqa: ARG002 - a participant has one sink
 
 from __future__ import annotations
 
-import time
-import uuid
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 from epochsink.errors import WentBack
 from epochsink.identity import marker_group
-from epochsink.kafka.applied_epochs import committables, topics_of
-from epochsink.kafka.audit import COMMITTED, OTHERS, tallies, why_uncounted
+from epochsink.kafka.applied_epochs import Markers, committables, topics_of
+from epochsink.kafka.audit import COMMITTED, OTHERS, TransactionTally, tallies, why_uncounted
 from epochsink.kafka.commit import refuse_other_topics
-from epochsink.kafka.committable import KafkaCommittable
-from epochsink.kafka.witness import Witness
-from epochsink.sink import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from epochsink.kafka.applied_epochs import Markers
-    from epochsink.kafka.audit import Tally
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.leaders import Partition
-    from epochsink.sink import Ballots, Committable, Epoch, LastDone, Mark, Participant, Recorder, Verdict
+from epochsink.kafka.committable import KafkaCommittable, Transaction
+from epochsink.kafka.fence import Fence
+from epochsink.kafka.server import KafkaServer, Partition
+from epochsink.sink import Committable, LastDone, Losses, Mark
+from epochsink.sink.marks import ReadMarks
 
 WARNING = (
     "READERS get these rows at the end of the topic, after all that was written to it since it was set back; a reader "
@@ -36,19 +28,43 @@ WARNING = (
 )
 
 
-class Repair:
-    """The search for lost parts in one cluster, and their return; ``key`` is the `identity_key` of the sink."""
+class KafkaLosses(Losses):
+    """One search for the lost parts of one sink; ``log_repair`` makes what looks into the log."""
 
-    def __init__(self, cluster: Cluster, markers: Markers, key: str) -> None:
+    def __init__(self, marks: ReadMarks, topic: str | None, log_repair: Callable[[], LogRepair]) -> None:
+        super().__init__(marks, WARNING)
+        self._topic = topic
+        self._log_repair = log_repair
+
+    @cached_property
+    def _log(self) -> LogRepair:
+        return self._log_repair()
+
+    def lacking(self, sink: str, done: LastDone) -> list[Committable]:
+        """Return the parts that neither markers nor logs show."""
+        return self._log.lacking(done)
+
+    def holds_earlier(self, sink: str) -> bool:
+        """Whether each partition of the topic has shown records of an epoch: they are lost from the end."""
+        return self._log.show_all(self._topic)
+
+
+class LogRepair:
+    """The search in one cluster; ``key`` is the `identity_key` of the sink. ``lost`` gets the lost transactions."""
+
+    def __init__(self, cluster: KafkaServer, markers: Markers, key: str, fence: Fence, lost: set[Transaction]) -> None:
         self._cluster = cluster
         self._markers = markers
         self._key = key
-        self._witness = Witness(cluster)
+        self._fence = fence
+        self._lost = lost
         self._shown: set[Partition] = set()
 
     def lacking(self, done: LastDone) -> list[Committable]:
         """Return the parts of a done epoch that are lost. Raises `WentBack` if markers and records do not agree."""
         deadline, parts = self._cluster.deadline(), committables(done)
+        # what another driver had begun to commit when this one took the fence
+        self._fence.await_others(deadline)
         ids = self._cluster.topic_ids(topics_of(parts), deadline)
         refuse_other_topics(self._cluster.target, done, ids)
         uncounted = {topic for topic in ids if why_uncounted(self._cluster, topic)}
@@ -58,6 +74,7 @@ class Repair:
         look = [_Part(part, found[part.transaction], not uncounted.isdisjoint(part.topics)) for part in parts]
         applied = [self._is_applied(done, each, marks) for each in look]
         self._shown |= {(tally.place.topic, tally.place.partition) for each in look for tally in each.shown}
+        self._lost |= {each.part.transaction for each, there in zip(look, applied, strict=True) if not there}
         return [raw for raw, there in zip(done.parts, applied, strict=True) if not there]
 
     def show_all(self, topic: str | None) -> bool:
@@ -67,11 +84,6 @@ class Repair:
         deadline = self._cluster.deadline()
         topics, _ = self._cluster.until(deadline, lambda: self._cluster.topics_and([topic], []))
         return all((topic, number) in self._shown for number in topics[topic].leaders)
-
-    def is_open(self, part: Committable) -> bool:
-        """Whether a lost part is open again with all its rows, as it was when the cluster was copied."""
-        seen = self._witness.look([KafkaCommittable.from_json(part)], (), self._cluster.deadline())
-        return bool(seen.whole)
 
     def _is_applied(self, done: LastDone, look: _Part, marks: Mapping[str, Mark]) -> bool:
         part, epoch = look.part, done.epoch
@@ -96,7 +108,7 @@ class Repair:
             )
         if look.is_absent:
             return False
-        if own is None and look.is_whole and part.prepared_at <= time.time() - self._markers.retention():
+        if own is None and look.is_whole and part.prepared_at <= self._cluster.clock.time() - self._markers.retention():
             # it has expired (offsets.retention.minutes)
             return True
         raise _disagreement(
@@ -109,7 +121,7 @@ class Repair:
 class _Part:
     """A part, and what the log holds of it. Compaction may have removed records if it is ``compacted``."""
 
-    def __init__(self, part: KafkaCommittable, found: Sequence[Tally], compacted: bool) -> None:  # noqa: FBT001 - a fact
+    def __init__(self, part: KafkaCommittable, found: Sequence[TransactionTally], compacted: bool) -> None:  # noqa: FBT001 - a fact
         self.part = part
         self.shown = [tally for tally in found if tally.end == COMMITTED]
         self._found = found
@@ -144,43 +156,14 @@ class _Part:
         return "; ".join(held)
 
 
-def _place(tally: Tally) -> str:
+def _place(tally: TransactionTally) -> str:
     return f"{tally.place.topic}-{tally.place.partition} at offset {tally.place.start}"
 
 
 def _disagreement(what: str, why: str, epoch: int) -> WentBack:
     return WentBack(
         f"{what}: {why}; what is lacking cannot be told exactly, and nothing is written",
-        hint="'epochsink audit' shows what the newest epochs have lost. Load what is lacking (offsets/ in the "
-        f"checkpoint has the input of epoch {epoch}) with a query of its own; if the query does not start after that, "
-        "type what its error says",
+        hint=f"load what is lacking (offsets/ in the checkpoint has the input of epoch {epoch}) with a separate query; "
+        "if the query does not start after that, type what its error says. What the newest epochs have lost: "
+        "epochsink audit CHECKPOINT --sinks MODULE:ATTRIBUTE",
     )
-
-
-def reapply(
-    participant: Participant,
-    epoch: Epoch,
-    ballots: Ballots,
-    is_open: Callable[[Committable], bool],
-    record: Recorder,
-) -> Mapping[str, Sequence[Verdict]]:
-    """Commit the lacking parts of an epoch that are open again; write the others again, record and commit them.
-
-    The caller has taken the fence, has swept, and then found the parts lacking: so nobody else commits them.
-    """
-    ((name, ballot),) = ballots.items()
-    verdicts: list[Verdict] = []
-    again: list[Committable] = []
-    for lost in ballot.parts:
-        part = lost
-        if not is_open(lost):
-            part = participant.replay(epoch, lost, {name: replace(ballot, parts=[lost])}, uuid.uuid4().hex)
-        # before the commit: where its records are must be known as soon as readers see them. Also if it is open: an
-        # earlier repair may have died while it recorded it
-        record(lost, part)
-        again.append(part)
-        verdicts += participant.commit(epoch, {name: replace(ballot, parts=[part])})[name]
-        if verdicts[-1].outcome is not Outcome.COMMITTED:
-            return {name: verdicts}
-    participant.await_visible(epoch, {name: replace(ballot, parts=again)})
-    return {name: verdicts}

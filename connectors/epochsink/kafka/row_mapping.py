@@ -2,25 +2,22 @@
 
 The writer takes, in any order: ``value`` and ``key`` (binary or string), ``topic`` (string), ``partition`` (int),
 ``headers`` (array of struct of key and value) and ``timestamp``. Rows with these columns, as Spark's own Kafka source
-and sink have them, pass through. Any other row is rendered by SQL.
+and sink have them, pass through. Any other row is rendered by SQL; its JSON is in the column ``json`` in place of
+``value``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka.config import Rendering
-from epochsink.sink import json_text
-from epochsink.sink.sql import operand
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from epochsink.kafka.config import KafkaConfig
+from epochsink.kafka.config import KafkaConfig, Rendering
+from epochsink.kafka.rendered_value import JSON, rendered_row
+from epochsink.sink.sql import converted, field_of, operand, text_of
 
 _IGNORED: Final = frozenset({"offset", "timestampType"})
 """Columns of Spark's Kafka source that its sink ignores too."""
@@ -55,6 +52,10 @@ RULES: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 """Column of Spark's Kafka sink -> (test of its type, the type in words)."""
 
 
+_NUMBERS: Final = {"partition": "INT", "timestamp": "TIMESTAMP_LTZ"}
+"""The types of what is neither text nor bytes. In a session, TIMESTAMP can be a type without a zone."""
+
+
 def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
     """Return the SQL expressions, each with its ``AS`` name. Raises ConfigurationError.
 
@@ -69,7 +70,7 @@ def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
         elif expression is not None:
             rendered[name] = _cast(name, _resolve(expression, row, schema))
         elif name in passing:
-            rendered[name] = f"{row}.`{name}`"
+            rendered[name] = _passed(name, row, schema)
     if config.topic is not None:
         rendered.pop("topic", None)  # as in Spark, the option takes precedence over the column
     elif "topic" not in rendered:
@@ -77,15 +78,23 @@ def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
             "the rows have no column 'topic' and no topic is set",
             hint="set topic= for all rows, or topic_column= to an SQL expression, or select a column 'topic'",
         )
-    rendered.setdefault("value", f"CAST({json_text(row)} AS BINARY)")
-    if config.delete_when is not None:
-        if "key" not in rendered:
-            raise ConfigurationError(
-                "delete_when= writes tombstones, and a tombstone without a key deletes nothing",
-                hint="set key= to the expression that identifies a row",
-            )
-        rendered["value"] = f"CASE WHEN {operand(config.delete_when)} THEN NULL ELSE {rendered['value']} END"
+    delete_when = None if config.delete_when is None else operand(config.delete_when)
+    if delete_when is not None and "key" not in rendered:
+        raise ConfigurationError(
+            "delete_when= writes tombstones, and a tombstone without a key deletes nothing",
+            hint="set key= to the expression that identifies a row",
+        )
+    if "value" not in rendered:
+        rendered[JSON] = rendered_row(row, schema, delete_when=delete_when)
+    elif delete_when is not None:
+        rendered["value"] = f"CASE WHEN {delete_when} THEN NULL ELSE {rendered['value']} END"
     return [f"{expression} AS `{name}`" for name, expression in rendered.items()]
+
+
+def fields(config: KafkaConfig, schema: pa.Schema) -> frozenset[str]:
+    """Return which of a message's fields the rows fill, without rendering them. Raises ConfigurationError."""
+    given = frozenset(name for name in RULES if name != "topic" and getattr(config, name) is not None)
+    return given | (frozenset() if config.value is not None else _passing(schema)) | {"value"}
 
 
 def _passing(schema: pa.Schema) -> frozenset[str]:
@@ -107,21 +116,23 @@ def _passing(schema: pa.Schema) -> frozenset[str]:
     return frozenset(RULES) & frozenset(schema.names)
 
 
+def _passed(name: str, row: str, schema: pa.Schema) -> str:
+    value = field_of(row, name)
+    # as in timestamp=, a time without a zone is one in the session's
+    return _cast(name, value) if name == "timestamp" and schema.field(name).type.tz is None else value
+
+
 def _resolve(expression: str, row: str, schema: pa.Schema) -> str:
     """Resolve a bare name to the selected column of that name, even if ``select`` has renamed it."""
     bare = re.fullmatch(r"\s*`?(\w+)`?\s*", expression)
-    return f"{row}.`{bare[1]}`" if bare and bare[1] in schema.names else operand(expression)
+    return field_of(row, bare[1]) if bare and bare[1] in schema.names else operand(expression)
 
 
 def _cast(name: str, expression: str) -> str:
     """Cast an expression to the type that the writer takes; numbers and dates become their SQL text."""
-    casts = {
-        # by way of STRING: numbers become text, not bytes
-        "key": "CAST(CAST({} AS STRING) AS BINARY)",
-        "value": "CAST(CAST({} AS STRING) AS BINARY)",
-        "topic": "CAST({} AS STRING)",
-        "partition": "CAST({} AS INT)",
-        "headers": "CAST({} AS ARRAY<STRUCT<key: STRING, value: BINARY>>)",
-        "timestamp": "CAST({} AS TIMESTAMP)",
-    }
-    return casts[name].format(expression)
+    if name in _NUMBERS:
+        return converted(expression, _NUMBERS[name], f"{name}=")
+    if name == "headers":
+        return f"TRY_CAST({expression} AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
+    # by way of STRING: numbers become text, not bytes
+    return text_of(expression) if name == "topic" else f"CAST({text_of(expression)} AS BINARY)"

@@ -7,25 +7,20 @@ retention by time deletes them, and late enough.
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import pyarrow as pa
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import row_mapping
-from epochsink.kafka.committable import Place
+from epochsink.kafka.committable import KafkaCommittable, WrittenPartition
+from epochsink.kafka.config import KafkaConfig
 from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.server import KafkaServer
 from epochsink.kafka.topic_log import TopicLog
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import KafkaCommittable
-    from epochsink.kafka.config import KafkaConfig
-    from epochsink.sink import Epoch
+from epochsink.sink import Epoch
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -49,7 +44,7 @@ def why_not(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema)
         return f"spool={config.spool}"
     if config.topic is None:
         return "each row names its topic"
-    return _why_not_for_long(settings, dated=_are_dated(config, schema))
+    return _why_not_for_long(settings, dated="timestamp" in row_mapping.fields(config, schema))
 
 
 def why_not_letters(settings: Mapping[str, str]) -> str | None:
@@ -97,15 +92,11 @@ def _retention_hours(settings: Mapping[str, str]) -> float | None:
     return None if told == _NO_LIMIT else int(told) / _HOUR_MS
 
 
-def _are_dated(config: KafkaConfig, schema: pa.Schema) -> bool:
-    return any(column.endswith("AS `timestamp`") for column in row_mapping.columns(config, "row", schema))
-
-
 class _Noted(NamedTuple):
     attempt: str
     schema: pa.Schema
     topic_ids: Mapping[str, str]
-    places: tuple[Place, ...]
+    places: tuple[WrittenPartition, ...]
 
 
 class _Begun(NamedTuple):
@@ -123,7 +114,7 @@ class LogEnds:
     takes longer than the transaction timeout and fails, copies are kept for the rest of the run.
     """
 
-    def __init__(self, config: KafkaConfig, cluster: Cluster) -> None:
+    def __init__(self, config: KafkaConfig, cluster: KafkaServer) -> None:
         self._config = config
         self._cluster = cluster
         self._topics = [topic for topic in (config.topic, config.letters_topic) if topic is not None]
@@ -150,7 +141,7 @@ class LogEnds:
         except (Unreachable, Refused) as failure:
             log.info("epoch %d is spooled: topic %s could not be read: %s", epoch.number, self._named, failure)
             return False
-        places = [Place(topic, *place) for topic, found in ends.items() for place in sorted(found.items())]
+        places = [WrittenPartition(topic, *place) for topic, found in ends.items() for place in sorted(found.items())]
         self._noted = _Noted(epoch.attempt, schema, {each.topic: each.topic_id for each in logs}, tuple(places))
         return True
 
@@ -185,10 +176,14 @@ class LogEnds:
                 f"epoch {epoch.number}: topic '{self._named}' may no longer keep the rows that were written: {why}",
                 hint="nothing is recorded yet: Spark runs the epoch again, with a copy of its rows in the spool",
             )
-        return [replace(part, kept_in_topic=True, places=self._noted.places) for part in parts]
+        # a part without letters is not looked for in their topic
+        return [
+            replace(part, kept_in_topic=True, places=tuple(at for at in self._noted.places if at.topic in part.topics))
+            for part in parts
+        ]
 
     def _has_outlasted(self, epoch: Epoch, transaction_seconds: float) -> bool:
-        before, now = self._begun, time.monotonic()
+        before, now = self._begun, self._cluster.clock.monotonic()
         self._begun = _Begun(epoch.number, now)
         # the same epoch again: the attempt before has failed
         if before is not None and before.number == epoch.number and now - before.at > transaction_seconds:

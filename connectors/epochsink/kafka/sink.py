@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
 
 from epochsink import arguments
 from epochsink.kafka import row_mapping
 from epochsink.kafka.client_options import normalise
 from epochsink.kafka.config import KafkaConfig
-from epochsink.sink import Sink
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.sink import Participant, SinkWriter, Task
+from epochsink.kafka.rendered_value import value_of
+from epochsink.sink import Participant, Sink, SinkWriter, Task
 
 
 @arguments.checked_names
@@ -68,7 +64,7 @@ class Kafka(KafkaConfig, Sink):
 
     def count_deletes(self, rows: pa.RecordBatch) -> int:
         """Return how many rows are tombstones."""
-        return int(rows.column("value").null_count)
+        return int(value_of(rows).null_count)
 
     @property
     def keeps_order(self) -> bool:
@@ -90,9 +86,10 @@ class Kafka(KafkaConfig, Sink):
 
     def participant(self, members: Mapping[str, KafkaConfig]) -> Participant:
         """Return the driver's side of the sink. Does not connect."""
-        from epochsink.kafka.committer import KafkaCommitter  # noqa: PLC0415 - the clients are an extra
+        from epochsink.kafka.cluster import Cluster  # noqa: PLC0415 - the clients are an extra
+        from epochsink.kafka.committer import KafkaCommitter  # noqa: PLC0415 - likewise
 
-        return KafkaCommitter(members)
+        return KafkaCommitter(members, Cluster(self.bootstrap_servers, self.options, self.timeout))
 
     def _let_librdkafka_check(self) -> None:
         """Refuse options that librdkafka does not know. Does not connect."""

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import logging
-import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, cast
 
-from epochsink.errors import WentBack
-from epochsink.identity import TransactionalId, identity_key
+from epochsink.identity import TransactionalId
 from epochsink.kafka.commit import unseen
-from epochsink.kafka.committable import KafkaCommittable, Transaction
+from epochsink.kafka.committable import KafkaCommittable, Producer, Transaction
 from epochsink.kafka.errors import Refused, Unreachable
-from epochsink.kafka.transactions import ENDING, State
+from epochsink.kafka.fence import Fence
+from epochsink.kafka.server import KafkaServer, Partition, TransactionState
+from epochsink.kafka.transactions import ENDING, Transactions
 from epochsink.kafka.witness import Witness
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import Producer
-    from epochsink.kafka.fence import Fence
-    from epochsink.kafka.leaders import Partition
-    from epochsink.kafka.transactions import Transactions
-    from epochsink.sink import Committable, Committables, Epoch, Identity, Recorded
+from epochsink.sink import Epoch, Identity, Recorded, Remnant, identity_key, orphans
 
 log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
 
 
-class Sweep:
+class TransactionSweep:
     """The sweeps of one identity. ``busy`` holds the transactional ids of running replays: no sweep aborts them."""
 
-    def __init__(self, cluster: Cluster, transactions: Transactions, fence: Fence, identity: Identity) -> None:
+    def __init__(self, cluster: KafkaServer, transactions: Transactions, fence: Fence, identity: Identity) -> None:
         self._cluster = cluster
         self._transactions = transactions
         self._witness = Witness(cluster)
@@ -43,15 +35,16 @@ class Sweep:
         self._others: Mapping[Producer, Partition] = {}
         self._told: set[int] = set()
 
-    def abort_orphans(self, keep: Committables, done: Committables) -> list[str]:
-        """See `epochsink.sink.Participant.abort_orphans`."""
-        deadline = self._cluster.deadline()
-        kept = _transactions(keep)
-        ongoing = self._unended((State.ONGOING,), deadline)
-        return self._abort([each for each in ongoing if each not in kept], done, deadline)
+    def remnants(self, recorded: Recorded) -> list[Remnant]:
+        """Return the open transactions, unless another driver has taken the fence: it sweeps itself."""
+        return _remnants(self._unended((TransactionState.ONGOING,), self._cluster.deadline()), recorded)
+
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        """Abort open transactions; their tasks may still run, and are fenced off."""
+        return self._abort(remnants, self._cluster.deadline())
 
     def unblock(self, epoch: Epoch, parts: Sequence[KafkaCommittable], recorded: Callable[[], Recorded]) -> list[str]:
-        """See `epochsink.sink.Participant.unblock`: abort our transactions that are open before the parts' rows.
+        """See `epochsink.sink.Participant.visible`: abort our transactions that are open before the parts' rows.
 
         They hold the last stable offset back. They belong to attempts that lost: an attempt at the next epoch begins to
         write after this epoch was recorded, unless a replay has moved this epoch's rows behind it.
@@ -63,16 +56,15 @@ class Sweep:
         try:
             blocking = self._blocking(parts, deadline)
             # after the leaders answered: a transaction that was recorded until then must not be aborted
-            keep, done = recorded() if blocking else ((), ())
-            kept = _transactions(keep)
-            while blocking := {each: state for each, state in blocking.items() if each not in kept}:
-                if time.monotonic() >= deadline:
-                    names = ", ".join(each.transactional_id for each in blocking)
+            known = recorded() if blocking else ((), ())
+            while left := orphans(_remnants(blocking, known), self._generation, known):
+                if self._cluster.clock.monotonic() >= deadline:
+                    names = ", ".join(each.name for each in left)
                     raise unseen(epoch, self._cluster, f"transactions before its rows do not end: {names}")
-                ongoing = [each for each, state in blocking.items() if state is State.ONGOING]
-                lines += self._abort(ongoing, done, deadline)
+                ongoing = [each for each in left if blocking[_transaction(each)] is TransactionState.ONGOING]
+                lines += self._abort(ongoing, deadline)
                 # wait: the coordinator answers before it writes the ends to the partitions
-                time.sleep(_LOOK_AGAIN_SECONDS)
+                self._cluster.clock.sleep(_LOOK_AGAIN_SECONDS)
                 blocking = self._blocking(parts, deadline)
             self._warn_of_unknown(parts, deadline)
         except (Unreachable, Refused) as failure:
@@ -84,7 +76,7 @@ class Sweep:
         self.busy.discard(transaction.transactional_id)
         self._transactions.give_up(transaction)
 
-    def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, State]:
+    def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, TransactionState]:
         """Return our transactions, open or ending, that hold readers back from the parts' rows; note the others."""
         self._others = producers = self._witness.open_before(parts, deadline)
         if not producers:
@@ -92,7 +84,7 @@ class Sweep:
         ids = {producer_id for producer_id, _ in producers}
         ours = {
             each: state
-            for each, state in self._unended((State.ONGOING, *ENDING), deadline).items()
+            for each, state in self._unended((TransactionState.ONGOING, *ENDING), deadline).items()
             # match the producer epoch too, unless it is ending: the id may be used again, for rows after this epoch
             if each.producer in producers or (state in ENDING and each.producer_id in ids)
         }
@@ -124,9 +116,9 @@ class Sweep:
                 partition,
             )
 
-    def _unended(self, states: Sequence[State], deadline: float) -> dict[Transaction, State]:
-        """Return the transactions in these states that this driver may abort, with their states."""
-        names = [name for name in self._transactions.ids(self._prefix, states, deadline) if self._is_ours(name)]
+    def _unended(self, states: Sequence[TransactionState], deadline: float) -> dict[Transaction, TransactionState]:
+        """Return the transactions in these states, with their states; none if this driver may abort none."""
+        names = self._transactions.ids(self._prefix, states, deadline)
         if not names:
             return {}
         described = self._transactions.describe([*names, self._fence.name], deadline)
@@ -140,25 +132,22 @@ class Sweep:
             if now.state in states and name not in self.busy
         }
 
-    def _is_ours(self, name: str) -> bool:
-        return (parsed := TransactionalId.parse(name)) is not None and parsed.generation <= self._generation
-
-    def _abort(self, orphans: Sequence[Transaction], done: Committables, deadline: float) -> list[str]:
-        """Abort transactions that no recorded epoch names; their tasks may still run, and are fenced off."""
-        lost = _transactions(done)
-        for each in orphans:
-            if each in lost:
-                raise WentBack(
-                    f"transaction {_named(each)} is open, and the ledger says that its epoch is done: the cluster has "
-                    "lost the commit, as after an unclean leader election; its rows are not visible",
-                    hint="restore the newer state of the cluster; the transaction is left open",
-                )
-        self._transactions.fence_off(orphans, deadline)
-        return [f"aborted transaction {_named(each)}" for each in orphans]
+    def _abort(self, left: Sequence[Remnant], deadline: float) -> list[str]:
+        self._transactions.fence_off([_transaction(each) for each in left], deadline)
+        return [f"aborted transaction {_named(_transaction(each))}" for each in left]
 
 
-def _transactions(parts: Iterable[Committable]) -> set[Transaction]:
-    return {KafkaCommittable.from_json(part).transaction for part in parts}
+def _remnants(transactions: Iterable[Transaction], recorded: Recorded) -> list[Remnant]:
+    parts = {KafkaCommittable.from_json(part).transaction: part for each in recorded[::-1] for part in each}
+    return [
+        Remnant("transaction", each.transactional_id, name.generation, of=parts.get(each), handle=each)
+        for each in transactions
+        if (name := TransactionalId.parse(each.transactional_id)) is not None
+    ]
+
+
+def _transaction(remnant: Remnant) -> Transaction:
+    return cast("Transaction", remnant.handle)
 
 
 def _named(transaction: Transaction) -> str:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
 
-from kafka.protocol.metadata import CoordinatorType
-from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
-
-from epochsink.kafka.cluster import raise_for
-from epochsink.kafka.committable import NO_ID
+from epochsink.kafka.committable import NO_ID, Transaction
 from epochsink.kafka.errors import UNKNOWN_TOPIC, Refused
-from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, End, Leaders, Records
+from epochsink.kafka.leaders import Leaders
+from epochsink.kafka.server import END_OFFSETS, FIRST_OFFSETS, Append, End, KafkaServer, Question, Records, raise_for
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import Transaction
-    from epochsink.kafka.leaders import Partition, Question
-
-_ALL_REPLICAS: Final = -1
-_DUPLICATE_SEQUENCE: Final = 46
-
-# the newest versions for transactions of the older protocol (see `epochsink.kafka.transactions`); brokers from 3.0 to
-# 4.1 take them
-_NEWEST_PRODUCE: Final = 11
-_NEWEST_ADD_PARTITIONS: Final = 3
-
+_LONGEST_APPEND_SECONDS: Final = 30.0
 _WAIT_MS: Final = 500
 _FETCHED_BYTES: Final = 32 << 20
 _PARTITION_BYTES: Final = 4 << 20
@@ -35,12 +19,13 @@ _PARTITION_BYTES: Final = 4 << 20
 class TopicLog:
     """Reads and writes one topic with the driver's client. Every method may raise `Unreachable`, `Refused`.
 
-    Each request is retried for at most ``Cluster.timeout`` seconds. Used by one thread.
+    Each request is retried for at most ``KafkaServer.timeout`` seconds. Used by one thread.
     """
 
-    def __init__(self, cluster: Cluster, topic: str) -> None:
+    def __init__(self, cluster: KafkaServer, topic: str) -> None:
         self._cluster = cluster
         self.topic = topic
+        self.clock = cluster.clock
         self.topic_id = NO_ID
         """The topic's id in the last answer about its partitions."""
 
@@ -58,35 +43,24 @@ class TopicLog:
         None means that the partition does not have the offset.
         """
         asked = {(self.topic, number): End(offset) for number, offset in positions.items()}
-        records = Records(asked, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES)
+        records = Records(positions=asked, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES)
         return {number: fetched.records for number, fetched in self._ask(records, positions).items()}
 
     def join(self, transaction: Transaction, partitions: Collection[int]) -> None:
         """Add partitions to a transaction; must be called before `append`."""
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=transaction.transactional_id,
-            v3_and_below_producer_id=transaction.producer_id,
-            v3_and_below_producer_epoch=transaction.producer_epoch,
-            v3_and_below_topics=[_JoinedTopic(name=self.topic, partitions=sorted(partitions))],
-            max_version=_NEWEST_ADD_PARTITIONS,
+        self._cluster.until(
+            self._cluster.deadline(), lambda: self._cluster.add_partitions(transaction, self.topic, partitions)
         )
-
-        def attempt() -> None:
-            kind = CoordinatorType.TRANSACTION
-            [answer] = self._cluster.ask_coordinators(kind, [transaction.transactional_id], lambda _: request)
-            for topic in answer.results_by_topic_v3_and_below:
-                for told in topic.results_by_partition:
-                    raise_for(told.partition_error_code, f"adding {self.topic}-{told.partition_index}")
-
-        self._cluster.until(self._cluster.deadline(), attempt)
 
     def append(self, transaction: Transaction, partition: int, batch: bytes, after: int, topic_id: str) -> None:
         """Append one batch to a partition. A retry appends no second copy, because of its sequence number.
 
         ``after`` is the end of the partition before the first batch of the transaction, and ``topic_id`` the topic's id
-        then. Raises `Refused` if the topic is another one by now, or the broker mistakes the batch for an earlier one.
+        then. Raises `Refused` if the topic is another one by now, or if the broker mistakes the batch for an
+        earlier one.
         """
-        at = self._ask(_Appended(transaction, batch, self._cluster.timeout), [partition])[partition]
+        timeout_ms = int(min(self._cluster.timeout, _LONGEST_APPEND_SECONDS) * 1000)
+        at = self._ask(Append(transaction, batch, timeout_ms), [partition])[partition]
         if self.topic_id != topic_id:
             raise Refused(
                 f"topic '{self.topic}' was deleted and created again while rows of a lost transaction were copied in "
@@ -118,38 +92,3 @@ class TopicLog:
 
         answers: dict[int, Any] = self._cluster.until(self._cluster.deadline(), attempt)
         return answers
-
-
-class _Appended:
-    """Appends one batch, and reads its offset: -1 if the broker already had it and does not say where."""
-
-    def __init__(self, transaction: Transaction, batch: bytes, timeout: float) -> None:
-        self._transaction = transaction
-        self._batch = batch
-        self._timeout_ms = int(min(timeout, 30.0) * 1000)
-
-    def request(self, partitions: Collection[Partition]) -> ProduceRequest:
-        """Return the request for one partition."""
-        [(topic, number)] = partitions
-        data = ProduceRequest.TopicProduceData
-        return ProduceRequest(
-            transactional_id=self._transaction.transactional_id,
-            acks=_ALL_REPLICAS,
-            timeout_ms=self._timeout_ms,
-            topic_data=[
-                data(name=topic, partition_data=[data.PartitionProduceData(index=number, records=self._batch)])
-            ],
-            max_version=_NEWEST_PRODUCE,
-        )
-
-    def read(self, answer: Any) -> Iterator[tuple[Partition, int]]:
-        """Return the offset."""
-        [topic] = answer.responses
-        [told] = topic.partition_responses
-        # a duplicate is in the log already: the answer to its first copy was lost
-        if told.error_code != _DUPLICATE_SEQUENCE:
-            raise_for(told.error_code, f"appending to {topic.name}-{told.index}: {told.error_message or ''}")
-        yield (topic.name, told.index), told.base_offset
-
-
-_JoinedTopic: Final = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from epochsink.errors import ConfigurationError
 from epochsink.identity import PREFIX
 from epochsink.kafka import errors
 from epochsink.kafka.committable import Transaction
+from epochsink.kafka.config import KafkaConfig
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
-from epochsink.kafka.transactions import ENDING, Answer, Transactions
+from epochsink.kafka.server import KafkaServer
+from epochsink.kafka.transactions import ENDING, EndTxnResult, Transactions
 from epochsink.retry import retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.config import KafkaConfig
 
 _NAME: Final = f"{PREFIX}.check"
 _IDS: Final = 16
@@ -54,7 +51,7 @@ def settings(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
     return []
 
 
-def ending(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None) -> list[str]:
+def ending(config: KafkaConfig, cluster: KafkaServer, topic: str, cap: float | None) -> list[str]:
     """Add an offset to a transaction, leave it open, and end it with the driver's client; return what failed.
 
     ``cap`` is the longest transaction timeout that the brokers allow, in seconds; None if it is not known.
@@ -67,7 +64,7 @@ def ending(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None)
     return _ended(Transactions(cluster), transaction, cluster.deadline())
 
 
-def clock_ahead(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None) -> float:
+def clock_ahead(config: KafkaConfig, cluster: KafkaServer, topic: str, cap: float | None) -> float:
     """Return how many seconds the coordinator's clock is ahead of this machine's; after `ending` has found nothing.
 
     A coordinator tells its time only by when a transaction began. The answer is off by as long as a beginning takes.
@@ -106,7 +103,7 @@ def _left_open(config: KafkaConfig, topic: str, timeout_ms: int) -> Transaction:
 def _ended(transactions: Transactions, transaction: Transaction, deadline: float) -> list[str]:
     name = transaction.transactional_id
     answer, told = transactions.end(transaction, deadline, commit=False)
-    if answer is Answer.REFUSED:
+    if answer is EndTxnResult.REFUSED:
         return [f"the coordinator refuses to end transaction {name}: {told}"]
     # the answer is not proof: some clusters accept the request and leave the transaction open
     while transactions.describe([name], deadline)[name].state in ENDING:

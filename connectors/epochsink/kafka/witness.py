@@ -12,26 +12,32 @@ aborted the transaction.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from kafka.errors import RetriableError
 
 from epochsink.kafka import record_batch
-from epochsink.kafka.committable import NO_ID, Place, Producer, Transaction
+from epochsink.kafka.committable import NO_ID, KafkaCommittable, Producer, Transaction, WrittenPartition
 from epochsink.kafka.errors import Unreachable
-from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, End, EpochEnds, Leaders, Partition, Producers, Records
-from epochsink.kafka.record_batch import SEQUENCES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import KafkaCommittable
-    from epochsink.kafka.leaders import Fetched, Question
-    from epochsink.kafka.record_batch import Batch
+from epochsink.kafka.leaders import Leaders
+from epochsink.kafka.record_batch import SEQUENCES, Batch
+from epochsink.kafka.server import (
+    END_OFFSETS,
+    FIRST_OFFSETS,
+    End,
+    EpochEnds,
+    Fetched,
+    KafkaServer,
+    Partition,
+    Producers,
+    ProducerState,
+    Question,
+    Records,
+)
+from epochsink.retry import Clock
 
 Ends = Mapping[Transaction, Mapping[Partition, End]]
 """Where partitions ended when a transaction was complete."""
@@ -70,9 +76,12 @@ class Loss(NamedTuple):
 
 
 class Witness:
-    """Asks the leaders of an epoch's partitions. Deadlines are monotonic seconds. Raises `Unreachable`, `Refused`."""
+    """Asks the leaders of an epoch's partitions. Deadlines are monotonic seconds.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Raises `Unreachable`, `Refused`.
+    """
+
+    def __init__(self, cluster: KafkaServer) -> None:
         self._cluster = cluster
 
     def look(
@@ -89,38 +98,38 @@ class Witness:
         that is older than the first row of each part that it did not find. It saves the read of the first batches in
         partitions whose leader has not changed since: only with the leader do acknowledged records change.
         """
+        seen: Seen = self._cluster.until(deadline, partial(self._look_once, parts, others, before))
+        return seen
+
+    def _look_once(self, parts: Sequence[KafkaCommittable], others: Iterable[str], before: Seen | None) -> Seen:
         written_to = {topic for part in parts for topic in part.topics}
         # the ends first: an abort that the producers do not show yet is then behind the end, where `lost` looks
         questions: list[Question] = [END_OFFSETS, Producers()]
         if any(map(_was_voted_on, parts)):
             questions.append(FIRST_OFFSETS)
-
-        def attempt() -> Seen:
-            leaders = Leaders(self._cluster)
-            ends, producers, *starts = leaders.look(
-                {*others, *written_to}, lambda: leaders.partitions(written_to), *questions
-            )
-            topics = leaders.ids()
-            here = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
-            opened = _open_places(here.values(), producers, ends)
-            doubtful = [
-                (part.transaction, place)
-                for part in here.values()
-                for place, _ in opened[part.transaction.producer_id]
-                if not _was_voted_on(part) and _may_have_changed(place, topics, before)
-            ]
-            cut = _without_first_row(leaders, doubtful)
-            whole, missing = {}, {}
-            for index, part in here.items():
-                found = opened[part.transaction.producer_id]
-                if why := _why_missing(part, found, starts[0] if starts else {}, cut):
-                    missing[index] = why
-                else:
-                    whole[index] = replace(part, places=tuple(place for place, _ in found))
-            return Seen(topics, whole, missing, ends, _open_before(here.values(), producers))
-
-        seen: Seen = self._cluster.until(deadline, attempt)
-        return seen
+        leaders = Leaders(self._cluster)
+        ends, producers, *starts = leaders.look(
+            {*others, *written_to}, lambda: leaders.partitions(written_to), *questions
+        )
+        topics = leaders.ids()
+        present = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
+        opened = _open_places(present.values(), producers, ends)
+        # whose first row nobody has seen since the leader last changed, so that only a read shows whether it is there
+        doubtful = [
+            (part.transaction, place)
+            for part in present.values()
+            for place, _ in opened[part.transaction.producer_id]
+            if not _was_voted_on(part) and _may_have_changed(place, topics, before)
+        ]
+        cut = _without_first_row(leaders, doubtful)
+        whole, missing = {}, {}
+        for index, part in present.items():
+            places = opened[part.transaction.producer_id]
+            if why := _why_missing(part, places, starts[0] if starts else {}, cut):
+                missing[index] = why
+            else:
+                whole[index] = replace(part, places=tuple(place for place, _ in places))
+        return Seen(topics, whole, missing, ends, _open_before(present.values(), producers))
 
     def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> Mapping[Producer, Partition]:
         """Return the other producers whose open transactions began before the end of the parts' rows, with a place.
@@ -146,7 +155,7 @@ class Witness:
         """
 
         def attempt() -> Loss:
-            leaders, endings = Leaders(self._cluster), _Endings(parts, ends)
+            leaders, endings = Leaders(self._cluster), _Endings(parts, ends, self._cluster.clock)
             names = {topic for part in parts for topic in part.topics}
             ahead = endings.ahead()
             [first] = leaders.look(names, lambda: [at for at in ahead if at[0] in leaders.topics], endings.records())
@@ -167,22 +176,24 @@ class Witness:
 
 
 def _open_places(
-    parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[Any]], ends: Mapping[Partition, End]
-) -> dict[int, list[tuple[Place, int]]]:
+    parts: Iterable[KafkaCommittable],
+    producers: Mapping[Partition, Iterable[ProducerState]],
+    ends: Mapping[Partition, End],
+) -> dict[int, list[tuple[WrittenPartition, int]]]:
     """Return the places where the parts' transactions are open, with their row counts, by producer id."""
     epochs = {part.transaction.producer_id: part.transaction.producer_epoch for part in parts}
-    found: dict[int, list[tuple[Place, int]]] = {producer_id: [] for producer_id in epochs}
+    found: dict[int, list[tuple[WrittenPartition, int]]] = {producer_id: [] for producer_id in epochs}
     for (topic, number), states in producers.items():
         for state in states:
-            start = state.current_txn_start_offset
+            start = state.start
             if start != _NOT_OPEN and epochs.get(state.producer_id) == state.producer_epoch:
-                place = Place(topic, number, start, *ends[topic, number])
+                place = WrittenPartition(topic, number, start, *ends[topic, number])
                 found[state.producer_id].append((place, state.last_sequence + 1))
     return found
 
 
 def _open_before(
-    parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[Any]]
+    parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[ProducerState]]
 ) -> dict[Producer, Partition]:
     ends: dict[Partition, int] = {}
     own = set()
@@ -198,12 +209,12 @@ def _open_before(
         Producer(state.producer_id, state.producer_epoch): at
         for at, end in ends.items()
         for state in producers[at]
-        if _NOT_OPEN < state.current_txn_start_offset < end
+        if _NOT_OPEN < state.start < end
     }
     return {producer: at for producer, at in opened.items() if producer not in own}
 
 
-def _may_have_changed(place: Place, topics: Mapping[str, str], before: Seen | None) -> bool:
+def _may_have_changed(place: WrittenPartition, topics: Mapping[str, str], before: Seen | None) -> bool:
     """Whether a partition may have lost acknowledged records since a look; True if unknown."""
     known = None if before is None else before.ends.get((place.topic, place.partition))
     if before is None or known is None:
@@ -213,7 +224,7 @@ def _may_have_changed(place: Place, topics: Mapping[str, str], before: Seen | No
 
 
 def _without_first_row(
-    leaders: Leaders, places: Sequence[tuple[Transaction, Place]]
+    leaders: Leaders, places: Sequence[tuple[Transaction, WrittenPartition]]
 ) -> set[tuple[Transaction, Partition]]:
     """Return where the first row of a transaction is missing, as after a disk was lost while its task was writing."""
     cut = set()
@@ -221,7 +232,7 @@ def _without_first_row(
         some = [(each, (place.topic, place.partition), place.start) for each, place in places[first:][:_FIRST_BATCHES]]
         # one request for each: an answer has one batch that is larger than the limit, and no second one
         limits = {"wait_ms": _WAIT_MS, "bytes_each": 1, "bytes_in_all": 1}
-        questions = [(at, Records({at: End(start)}, **limits)) for _, at, start in some]
+        questions = [(at, Records(positions={at: End(start)}, **limits)) for _, at, start in some]
         for (transaction, at, start), fetched in zip(some, leaders.ask_each(questions), strict=True):
             if fetched.records == b"":
                 raise RetriableError(f"{_named(at)} does not show its records from offset {start} on yet")
@@ -237,7 +248,7 @@ def _without_first_row(
 
 def _why_missing(
     part: KafkaCommittable,
-    found: Sequence[tuple[Place, int]],
+    found: Sequence[tuple[WrittenPartition, int]],
     starts: Mapping[Partition, End],
     cut_off: Collection[tuple[Transaction, Partition]],
 ) -> str | None:
@@ -282,7 +293,8 @@ class _Endings:
     A missing end proves nothing: retention and compaction delete ends too.
     """
 
-    def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends) -> None:
+    def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends, clock: Clock) -> None:
+        self._clock = clock
         self._waiting: dict[Partition, dict[int, _Ending]] = {}
         self._voted: dict[Partition, int] = {}
         self._ends: dict[Partition, set[End]] = {}
@@ -310,7 +322,7 @@ class _Endings:
 
     def records(self) -> Records:
         """Return the next question to the leaders."""
-        return Records(self._positions, wait_ms=_WAIT_MS, bytes_each=_BYTES_EACH, bytes_in_all=_BYTES_IN_ALL)
+        return Records(positions=self._positions, wait_ms=_WAIT_MS, bytes_each=_BYTES_EACH, bytes_in_all=_BYTES_IN_ALL)
 
     def unseen(self) -> list[Transaction]:
         """Return the transactions whose end is missing from a partition."""
@@ -324,7 +336,7 @@ class _Endings:
         ``fetched`` is the answer to the first `records`.
         """
         # not for long at first: the coordinator knows whether the ends are still being written
-        patience = deadline if ended else time.monotonic() + _MARKERS_SECONDS
+        patience = deadline if ended else self._clock.monotonic() + _MARKERS_SECONDS
         while True:
             for at, found in fetched.items():
                 if lost := self._read(at, found.records or b""):
@@ -332,7 +344,7 @@ class _Endings:
                 # the position is gone, or the whole log was read: the ends were deleted
                 if found.records is None or (ended and self._positions[at].offset >= found.end):
                     self._deleted.add(at)
-            late = time.monotonic() > patience
+            late = self._clock.monotonic() > patience
             if not (ahead := self.ahead()) or (late and not ended):
                 return None
             if late:

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.failpoints import reach
-from epochsink.identity import identity_key, marker_group
+from epochsink.identity import marker_group
 from epochsink.kafka import client_options, errors
 from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
-from epochsink.kafka.dead_letter import Rules, Sender, refused
+from epochsink.kafka.config import KafkaConfig
+from epochsink.kafka.dead_letter import Rules, Sender, refused, unfit
 from epochsink.kafka.librdkafka import MESSAGE, UNASSIGNED, NativeError
 from epochsink.kafka.producer import TransactionalProducer
+from epochsink.kafka.rendered_value import value_of
+from epochsink.retry import Clock
+from epochsink.sink import Committable, Task, identity_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from epochsink.kafka.server import KafkaServer
 
-    from numpy.typing import NDArray
-
-    from epochsink.kafka.config import KafkaConfig
-    from epochsink.sink import Committable, Task
 
 log = logging.getLogger("epochsink.kafka")
 
 _NOBODY: Final = (-1, -1)
 """Producer id and producer epoch in a committable without an open transaction."""
 
+
+_BYTES: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 
 # for librdkafka NULL is "no value", so an empty value needs an address
 _EMPTY: Final = np.zeros(1, dtype="u1")
@@ -42,13 +46,24 @@ class KafkaWriter:
     """Produces one attempt at one Spark partition of an epoch.
 
     ``spooled_as`` is the uuid under which the rows are spooled: the task's own uuid, or an earlier task's if the driver
-    writes its rows again. ``topic`` is the topic of all rows, or None if each row names its own. If the task takes
-    longer than the transaction timeout, the broker aborts the transaction. A task with a spool then continues: its
-    committable names no open transaction, and the vote writes the rows again.
+    writes its rows again. ``topic`` is the topic of all rows, or None if each row names its own. ``cluster`` is what it
+    produces to; None for that of the configuration.
+
+    If the task takes longer than the transaction timeout, the broker aborts the transaction. A task with a spool then
+    continues: its committable names no open transaction, and the vote writes the rows again.
     """
 
-    def __init__(self, config: KafkaConfig, task: Task, spooled_as: str, topic: str | None) -> None:
+    def __init__(
+        self,
+        config: KafkaConfig,
+        task: Task,
+        spooled_as: str,
+        topic: str | None,
+        *,
+        cluster: KafkaServer | None = None,
+    ) -> None:
         self._config = config
+        self._clock: Clock = time if cluster is None else cluster.clock
         self._topic = topic
         self._epoch = task.epoch
         self._partition = task.partition
@@ -69,14 +84,17 @@ class KafkaWriter:
             options = self._rules.options(options, client_options.BATCH_BYTES)
         try:
             # one producer, one transaction: a delayed EndTxn may end the producer's next one (KAFKA-17754)
-            self._producer = TransactionalProducer(
-                options,
-                self.transactional_id,
+            timeout_ms = (
                 config.longest_transaction_timeout_ms(task.identity)
                 if again
-                else config.transaction_timeout_ms(task.identity),
-                config.timeout,
-                config.bootstrap_servers,
+                else config.transaction_timeout_ms(task.identity)
+            )
+            self._producer = (
+                TransactionalProducer(
+                    options, self.transactional_id, timeout_ms, config.timeout, config.bootstrap_servers
+                )
+                if cluster is None
+                else cluster.producer(options, self.transactional_id, timeout_ms)
             )
             self._producer.begin()
         except NativeError as failure:
@@ -95,10 +113,19 @@ class KafkaWriter:
             self._produce(topic, rows)
         return None
 
+    def write_beside(self, topic: str, batch: pa.RecordBatch, headers: Sequence[Any]) -> None:
+        """Give rows for another topic to the client, before all others, with headers. Raises `PrepareFailed`."""
+        messages = fill(batch)
+        for each in filter(None, (topic, self._topic)):
+            # known before the first row: if a connection is lost, the client sends rows again, and asks only once
+            self._send(each, messages[:0], None, None)
+        self._send(topic, messages, headers, None)
+        self._rows += batch.num_rows
+
     def prepare(self) -> Committable:
         """Flush, add the marker to the transaction, and leave the transaction open. Raises `PrepareFailed`."""
         if self._rows and self._lost is not None:
-            return self._committable(Transaction(self.transactional_id, *_NOBODY))
+            return self._without_transaction()
         marker_topic = next(iter(self._topics), None)
         if marker_topic is None:
             raise PrepareFailed(
@@ -113,12 +140,16 @@ class KafkaWriter:
             producer_id, producer_epoch = self._producer.identity()
         except NativeError as failure:
             if self._may_lose(failure):
-                return self.prepare()
+                return self._without_transaction()
             raise self._error(failure, "its rows could not be prepared") from failure
         reach("kafka.produced")
         # after the producer id is known: this ends the client and leaves the transaction open
         self._producer.release()
         return self._committable(Transaction(self.transactional_id, producer_id, producer_epoch))
+
+    def _without_transaction(self) -> Committable:
+        """Return what names no open transaction: the vote writes the rows again from the spool."""
+        return self._committable(Transaction(self.transactional_id, *_NOBODY))
 
     def _committable(self, transaction: Transaction) -> Committable:
         prepared = KafkaCommittable(
@@ -126,7 +157,7 @@ class KafkaWriter:
             partition=self._partition,
             task=self._spooled_as,
             rows=self._rows,
-            prepared_at=int(time.time()),
+            prepared_at=int(self._clock.time()),
             topics=self._topics,
             rules=self._rules,
             letters=self._letters,
@@ -146,19 +177,21 @@ class KafkaWriter:
 
     def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
         _refuse_partitions(batch)
-        headers, timestamps = _headers(batch), _timestamps(batch)
-        array = fill(batch)
-        found = None if self._sender is None else refused(batch, array, self._sender.rules)
-        if found is None or self._sender is None:
-            self._send(topic, array, headers, timestamps)
+        headers, timestamps = headers_of(batch), timestamps_of(batch)
+        messages, sender = fill(batch), self._sender
+        if sender is None:
+            _refuse_unfit(batch)
+        rejects = None if sender is None else refused(batch, messages, sender.rules)
+        if sender is None or rejects is None:
+            self._send(topic, messages, headers, timestamps)
         else:
-            letters, told = self._sender.letters(batch, found, timestamps, self._rows)
-            left = np.delete(np.arange(batch.num_rows), found.rows)
-            # even if no row is left: the sink's own topic comes first, and has the marker
-            self._send(topic, array[left], _some(headers, left), _some(timestamps, left))
-            self._send(self._sender.rules.topic, fill(letters), told, None)
-            self._letters += len(found.rows)
-            self._why = self._why or found.reasons[0]
+            letters, reasons = sender.letters(batch, rejects, self._rows)
+            accepted = np.delete(np.arange(batch.num_rows), rejects.rows)
+            # even if no row is accepted: the sink's own topic comes first, and has the marker
+            self._send(topic, messages[accepted], _some(headers, accepted), _some(timestamps, accepted))
+            self._send(sender.rules.topic, fill(letters), reasons, None)
+            self._letters += len(rejects.rows)
+            self._why = self._why or rejects.reasons[0]
         self._rows += batch.num_rows
 
     def _send(
@@ -219,7 +252,17 @@ def _refuse_partitions(batch: pa.RecordBatch) -> None:
         )
 
 
-def _headers(batch: pa.RecordBatch) -> Sequence[Any] | None:
+def _refuse_unfit(batch: pa.RecordBatch) -> None:
+    if reasons := unfit(batch):
+        raise RowsRejected(
+            f"{len(reasons)} row(s) cannot be written as they are: {next(iter(reasons.values()))}",
+            hint="correct them in the stream, e.g. with make_valid_utf8(column) in select=; or set such rows aside "
+            "with on_rejected='dead_letter'",
+        )
+
+
+def headers_of(batch: pa.RecordBatch) -> Sequence[Any] | None:
+    """Return the headers of each row, in bytes. Raises `RowsRejected`."""
     if "headers" not in batch.schema.names:
         return None
     column = batch.column("headers")
@@ -229,12 +272,14 @@ def _headers(batch: pa.RecordBatch) -> Sequence[Any] | None:
             "a row has a header that is null, or whose key is null",
             hint='leave such headers out: headers="filter(h, x -> x.key IS NOT NULL)"; the value may be null',
         )
-    headers: list[Any] = column.to_pylist()
+    # as bytes: text that is not UTF-8 has no Python string
+    kind = pa.list_(pa.struct([(field.name, _BYTES.get(field.type, field.type)) for field in column.type.value_type]))
+    headers: list[Any] = column.cast(kind).to_pylist()
     return headers
 
 
-def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
-    """Return milliseconds since 1970; 0 for null, for which the client uses the time of writing."""
+def timestamps_of(batch: pa.RecordBatch) -> Sequence[int] | None:
+    """Return milliseconds since 1970; 0 for null: the time of writing. Raises `RowsRejected`."""
     if "timestamp" not in batch.schema.names:
         return None
     column = batch.column("timestamp")
@@ -261,7 +306,7 @@ def fill(batch: pa.RecordBatch) -> NDArray[Any]:
     The columns ``key`` and ``partition`` may be absent; ``key`` and ``value`` are strings or binary.
     """
     messages = np.zeros(batch.num_rows, dtype=MESSAGE)
-    messages["payload"], messages["len"] = _pointers(batch.column("value"))
+    messages["payload"], messages["len"] = _pointers(value_of(batch))
     names = batch.schema.names
     if "key" in names:
         messages["key"], messages["key_len"] = _pointers(batch.column("key"))
@@ -280,7 +325,9 @@ def by_topic(batch: pa.RecordBatch) -> list[tuple[str | None, pa.RecordBatch]]:
     parts = []
     for topic in pc.unique(column):
         mask = pc.equal(column, topic) if topic.is_valid else pc.is_null(column)
-        parts.append((topic.as_py(), batch.filter(mask)))
+        # bytes that are not UTF-8 are no topic's name: escaped, the client refuses them by name
+        name = topic.as_buffer().to_pybytes().decode(errors="backslashreplace") if topic.is_valid else None
+        parts.append((name, batch.filter(mask)))
     return parts
 
 

@@ -6,19 +6,16 @@ epoch can be counted in a table that other programs write to as well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from psycopg import sql
 
-from epochsink.postgres.applied_epochs import JOINED, TABLE, marks_of
-from epochsink.sink import LastDone
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from epochsink.postgres.server import Connection
-    from epochsink.postgres.table import Table
-    from epochsink.sink import Comparison, Receipt
+from epochsink.postgres.applied_epochs import JOINED, marks_of
+from epochsink.postgres.marker_table import TABLE
+from epochsink.postgres.server import Connection
+from epochsink.postgres.table import Table
+from epochsink.sink import Comparison, LastDone, Receipt
 
 _MARKERS: Final = "SELECT epoch, part, attempt, xmin::text FROM {} WHERE key = %s AND (epoch = %s OR epoch >= %s)"
 _ROWS: Final = """

@@ -8,19 +8,15 @@ rows, for the vote, the commit and the replay.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from psycopg import sql
 
 from epochsink.errors import PrepareFailed
-from epochsink.postgres.committable import Relation
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from epochsink.postgres.committable import Merge
-    from epochsink.postgres.server import Connection
+from epochsink.postgres.committable import Merge, Relation
+from epochsink.postgres.server import Connection
 
 # tables are found along pg_inherits: pg_partition_tree would lock every partition until the transaction ends
 # ON CONFLICT takes no deferrable index as its arbiter, and a partial or expression index covers other rows or values
@@ -51,6 +47,16 @@ WITH RECURSIVE tree (oid) AS (
            ), '[]') AS unique_indexes
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass({table})
+), base (domain, oid, modifier, not_null, is_domain) AS (
+    -- a domain may be of another domain: the modifier is that of the innermost one, and any level may refuse nulls
+    SELECT d.oid, n.oid, d.typtypmod, d.typnotnull OR n.typnotnull, n.typtype = 'd'
+    FROM target JOIN pg_catalog.pg_attribute a ON a.attrelid = target.oid AND a.attnum > 0
+    JOIN pg_catalog.pg_type d ON d.oid = a.atttypid AND d.typtype = 'd'
+    JOIN pg_catalog.pg_type n ON n.oid = d.typbasetype
+    UNION
+    SELECT base.domain, n.oid, d.typtypmod, base.not_null OR n.typnotnull, n.typtype = 'd'
+    FROM base JOIN pg_catalog.pg_type d ON base.is_domain AND d.oid = base.oid
+    JOIN pg_catalog.pg_type n ON n.oid = d.typbasetype
 )
 SELECT target.nspname, target.relname, target.kind, target.max_prepared, target.row_security, target.relhasrules,
        target.unlogged, target.unique_indexes,
@@ -66,13 +72,14 @@ SELECT target.nspname, target.relname, target.kind, target.max_prepared, target.
          JOIN pg_catalog.pg_operator op ON op.oid = ao.amopopr
          JOIN pg_catalog.pg_namespace opn ON opn.oid = op.oprnamespace
          WHERE oc.opcintype = b.oid AND oc.opcdefault), 'OPERATOR(pg_catalog.=)'),
-       b.typreceive::text, e.typreceive::text, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
-       a.attnotnull OR t.typnotnull, a.atthasdef OR t.typdefault IS NOT NULL,
+       b.typreceive::text, e.typreceive::text, coalesce(base.modifier, a.atttypmod),
+       a.attnotnull OR coalesce(base.not_null, t.typnotnull), a.atthasdef OR t.typdefault IS NOT NULL,
        a.attidentity::text, a.attgenerated::text
 FROM target
 JOIN pg_catalog.pg_attribute a ON a.attrelid = target.oid AND a.attnum > 0 AND NOT a.attisdropped
 JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+LEFT JOIN base ON base.domain = t.oid AND NOT base.is_domain
+JOIN pg_catalog.pg_type b ON b.oid = coalesce(base.oid, t.oid)
 JOIN pg_catalog.pg_namespace bn ON bn.oid = b.typnamespace
 LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
 ORDER BY a.attnum
@@ -126,7 +133,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTable:
     """The live target table, as far as an epoch rests on it.
 
     ``max_prepared_transactions`` is the server's. ``row_security`` says whether policies apply to this user.
@@ -159,7 +166,7 @@ def located(connection: Connection, relation: Relation) -> Relation:
     return Relation(found[0] if found else None, relation.name)
 
 
-def read_target(connection: Connection, relation: Relation) -> Target | None:
+def read_target(connection: Connection, relation: Relation) -> TargetTable | None:
     """Return the table as it is now, or None if this user sees no such table.
 
     Also within a transaction on the target, whose search path is the user's (see `begin`).
@@ -177,10 +184,10 @@ def read_target(connection: Connection, relation: Relation) -> Target | None:
         return None
     columns = {row[8]: Column(*row[8:]) for row in rows}
     schema, name, kind, limit, row_security, has_rules, unlogged, unique = rows[0][:8]
-    return Target(Relation(schema, name), kind, limit, row_security, has_rules, unlogged, unique, columns)
+    return TargetTable(Relation(schema, name), kind, limit, row_security, has_rules, unlogged, unique, columns)
 
 
-def read_checks(connection: Connection, target: Target, columns: Sequence[str]) -> dict[str, str]:
+def read_checks(connection: Connection, target: TargetTable, columns: Sequence[str]) -> dict[str, str]:
     """Return the expressions of the CHECK constraints that use no columns but ``columns``, by name."""
     return dict(connection.execute(_CHECKS, [str(target.relation), list(columns)]).fetchall())
 
@@ -195,12 +202,11 @@ class TableChanged(PrepareFailed):
     """The table has changed since rows were staged for it or copied into it. They have to be written again."""
 
 
-def require_target(connection: Connection, relation: Relation, targets: Collection[Relation]) -> None:
-    """Raise `TableChanged` unless tasks have written to the table that this session finds, whose epochs are compared.
+def require_target(here: Relation, relation: Relation, targets: Collection[Relation]) -> None:
+    """Raise `TableChanged` unless tasks have written to ``here``, which this session finds, and compares the epochs of.
 
     A name without a schema is looked up on the search path, which each session has from its role and its environment.
     """
-    here = located(connection, relation)
     for target in targets:
         if target != here:
             raise TableChanged(
@@ -212,7 +218,7 @@ def require_target(connection: Connection, relation: Relation, targets: Collecti
             )
 
 
-def unsafe(target: Target, key: Sequence[str], *, deletes: bool, direct: bool = False) -> Iterator[str]:
+def unsafe(target: TargetTable, key: Sequence[str], *, deletes: bool, direct: bool = False) -> Iterator[str]:
     """Yield why the table cannot hold epochs safely, each with the way out. ``direct``: tasks copy into it."""
     if target.unlogged:
         alter = " ".join(f"ALTER TABLE {name} SET LOGGED;" for name in target.unlogged)
@@ -245,7 +251,7 @@ def unsafe(target: Target, key: Sequence[str], *, deletes: bool, direct: bool = 
         )
 
 
-def require_safe(target: Target, key: Sequence[str], *, deletes: bool, direct: bool = False) -> None:
+def require_safe(target: TargetTable, key: Sequence[str], *, deletes: bool, direct: bool = False) -> None:
     """Raise `PrepareFailed` if the table cannot hold epochs safely; an operator has to act."""
     found = list(unsafe(target, key, deletes=deletes, direct=direct))
     if found:
@@ -254,15 +260,14 @@ def require_safe(target: Target, key: Sequence[str], *, deletes: bool, direct: b
         )
 
 
-def require_unchanged(connection: Connection, merge: Merge, *, copied: bool = False) -> None:
+def require_unchanged(target: TargetTable | None, merge: Merge, *, copied: bool = False) -> None:
     """Raise `PrepareFailed` unless the table is as it was when rows were staged for it, and safe.
 
     ``copied``: the rows came by COPY, which ignores rules and policies.
 
-    Call this after the transaction has written. Its locks then keep the table as it is until the transaction ends;
-    those of a prepared one survive a crash. Raises `psycopg.Error`.
+    Read ``target`` after the transaction has written. Its locks then keep the table as it is until the transaction
+    ends; those of a prepared one survive a crash.
     """
-    target = read_target(connection, merge.target)
     if target is None:
         raise TableChanged(f"table {merge.target} is gone", hint="create it again, then restart the query")
     require_safe(target, merge.key, deletes=merge.deletes)
@@ -276,7 +281,7 @@ def require_unchanged(connection: Connection, merge: Merge, *, copied: bool = Fa
         )
 
 
-def _changes(merge: Merge, target: Target) -> Iterator[str]:
+def _changes(merge: Merge, target: TargetTable) -> Iterator[str]:
     for name, declared in merge.columns.items():
         column = target.columns.get(name)
         if column is None:

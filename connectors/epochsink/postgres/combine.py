@@ -7,19 +7,15 @@ aggregate of the user's, which exists only within the transaction that needs it.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final, LiteralString
 
 from psycopg import sql
 
+from epochsink.postgres.committable import Merge
+from epochsink.postgres.server import Connection
 from epochsink.postgres.staging import NUMBER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import LiteralString
-
-    from epochsink.postgres.committable import Merge
-    from epochsink.postgres.server import Connection
 
 STORED: Final = "stored"
 """What the SQL of a merge calls the stored row, and an expression the stored value."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from psycopg import sql
 
@@ -11,12 +12,7 @@ from epochsink.errors import LedgerCorrupt
 from epochsink.identity import PreparedName
 from epochsink.postgres.config import AGGREGATES
 from epochsink.postgres.place import Place
-from epochsink.postgres.spooled import SpooledTask
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from epochsink.sink import Committable
+from epochsink.sink import Committable
 
 VERSION: Final = 1
 WHOLE: Final = "all"
@@ -31,8 +27,8 @@ class Merge:
     another one. Without ``key`` rows are appended. With it they replace the target's row of that key, or delete it
     where ``deletes`` and the row says so. ``ranks`` is the number of staged columns that decide between rows of a key.
     ``equals`` is the operator that compares each key column, with its schema. ``unique`` describes the indexes behind
-    the key, see `epochsink.postgres.catalog.Target`. ``newer_wins``, ``skip_unchanged`` and ``accumulate`` are those of
-    `epochsink.postgres.sink.Postgres`. ``sets_aside``: rows that the target refuses become dead letters.
+    the key, see `epochsink.postgres.catalog.TargetTable`. ``newer_wins``, ``skip_unchanged`` and ``accumulate`` are
+    those of `epochsink.postgres.sink.Postgres`. ``sets_aside``: rows that the target refuses become dead letters.
     """
 
     target: Relation
@@ -74,7 +70,9 @@ class Member:
 
     ``tasks`` are the accepted ones, whose rows the spool keeps under these uuids. ``merge`` says how the rows go into
     the table, and how they are prepared again if the part is lost. ``table`` is the staging table; None if the rows
-    went straight into the target. ``logged``: it survives a crash, and so can wait for the decision.
+    went straight into the target. ``logged``: it survives a crash, and so can wait for the decision. Of its rows,
+    ``unfit`` are known to become dead letters as the staging table cannot hold them; ``letters`` are in the prepared
+    transaction, None if that is not known or there can be none.
     """
 
     key: str
@@ -84,6 +82,8 @@ class Member:
     rows: int
     merge: Merge
     logged: bool = False
+    unfit: int = 0
+    letters: int | None = None
 
     @property
     def staging(self) -> Relation:
@@ -99,7 +99,7 @@ class Part:
 
     With ``atomic=False`` the first part is the epoch's *seal*: the marker of the whole epoch, and no rows.
     It is prepared as ``gid``, or (None) merged after the decision out of logged staging tables. ``members`` are in the
-    order in which they are merged. A task that only stages its rows answers with a part that the vote merges.
+    order in which they are merged.
     """
 
     attempt: str
@@ -131,11 +131,6 @@ class Part:
         }
         place = self.place.to_json() if self.place is not None else None
         return {"gid": self.gid, "attempt": self.attempt, "members": members, "place": place, "version": VERSION}
-
-
-def read_answer(values: Committable) -> Part | SpooledTask:
-    """Return what a task has answered. Raises `LedgerCorrupt`."""
-    return read_part(values) if "members" in values else SpooledTask(**values)
 
 
 def read_part(values: Committable) -> Part:

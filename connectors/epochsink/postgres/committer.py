@@ -5,61 +5,60 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import psycopg
+import pyarrow as pa
 from psycopg import errors
 
 from epochsink.errors import ConfigurationError, PrepareFailed, SpoolMissing, WentBack
-from epochsink.identity import identity_key
-from epochsink.postgres import applied_epochs
-from epochsink.postgres.audit import audit
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit, finish_again
-from epochsink.postgres.committable import WHOLE, Relation, read_part
-from epochsink.postgres.dead_letter import Letters
+from epochsink.postgres.committable import WHOLE, Part, Relation, read_part
+from epochsink.postgres.config import PostgresConfig
+from epochsink.postgres.database import Database
+from epochsink.postgres.dead_letter import EpochLetters
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
-from epochsink.postgres.examine import examine
-from epochsink.postgres.letters import PostgresLetters
-from epochsink.postgres.orphans import still_prepared
-from epochsink.postgres.place import Place
+from epochsink.postgres.holder import name_holder
+from epochsink.postgres.operator import PostgresOperator
 from epochsink.postgres.preflight import check, unreachable
-from epochsink.postgres.remnants import name_holder, remnants
-from epochsink.postgres.repair import lacking, reapply
-from epochsink.postgres.server import PING_SECONDS, Server, deadline
-from epochsink.postgres.sessions import Session, SessionName, unblocked, watched
-from epochsink.postgres.spooled import SpooledRows
+from epochsink.postgres.repair import require_before
+from epochsink.postgres.server import Server
+from epochsink.postgres.session import Session
+from epochsink.postgres.sessions import SessionName
+from epochsink.postgres.spooled import AcceptedRows
 from epochsink.postgres.table import Table
 from epochsink.postgres.table_identity import require_same_table
-from epochsink.postgres.vote import Share, prepare_seal, vote, vote_by_task
+from epochsink.postgres.vote import TableShare, prepare_seal, vote, vote_by_task
 from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
-from epochsink.sink import Epoch, Finding, Keeping, LastDone, Outcome, Participant, Task, write_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.postgres.committable import Part
-    from epochsink.postgres.config import PostgresConfig
-    from epochsink.postgres.server import Connection
-    from epochsink.sink import (
-        Ballots,
-        Committable,
-        Committables,
-        Comparison,
-        Identity,
-        Parts,
-        Receipt,
-        Recorder,
-        Remnant,
-        Verdict,
-    )
+from epochsink.sink import (
+    Ballots,
+    Committable,
+    Epoch,
+    Identity,
+    Joining,
+    Keeping,
+    LastDone,
+    Marks,
+    Outcome,
+    Participant,
+    Parts,
+    Recorded,
+    Remnant,
+    SinkWriter,
+    Task,
+    Verdict,
+    WriterContext,
+    identity_key,
+    only_compares,
+    write_all,
+)
 
 _log = logging.getLogger(__name__)
 Voted = TypeVar("Voted")
@@ -81,21 +80,32 @@ class PostgresCommitter(Participant):
     named after their sinks, the first two after the first one.
     """
 
-    repairs = True
-
-    def __init__(self, members: Mapping[str, PostgresConfig], retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(
+        self,
+        members: Mapping[str, PostgresConfig],
+        retry_seconds: float = RETRY_SECONDS,
+        connect: Callable[[Server, str, float], Database] = Database.connect,
+        writer: Callable[..., SinkWriter] = by_task_writer,
+    ) -> None:
         super().__init__(members)
+        self._connect = connect
+        self._writer = writer
         self._first, self._config = next(iter(members.items()))
-        # a delete does not see a row that is only prepared, and a foreign key does not see its parent
-        self.writers_read = not self._config.atomic
-        self._server = Server.of(self._config)
+        self._servers = {name: Server.of(config) for name, config in members.items()}
+        self._server = self._servers[self._first]
         self._retry_seconds = retry_seconds
         self._tables: dict[str, Table] = {}
-        self._voting = Session(self._server, "epochsink")
-        self._settling = Session(self._server, "epochsink")
-        self._asking = {name: Session(Server.of(config), "epochsink") for name, config in members.items()}
+        self._voting, self._settling = self._session(self._first), self._session(self._first)
+        self._asking = {name: self._session(name) for name in members}
         self._asking_lock = threading.Lock()  # both of the coordinator's threads ask
         self._purge_at = dict.fromkeys(members, 0)  # by number alone, epochs without rows would be the ones that purge
+
+    def _session(self, sink: str, name: str = "epochsink") -> Session:
+        return Session(partial(self._connect, self._servers[sink]), name)
+
+    def operator(self) -> PostgresOperator:
+        """Return what answers an operator's commands."""
+        return PostgresOperator(self, self._tables, self._asking, self._ask)
 
     # ---- one sink
 
@@ -103,7 +113,7 @@ class PostgresCommitter(Participant):
         """Compare configuration, row and live table; create the marker table. Return the findings."""
         config: PostgresConfig = self.members[sink]
         try:
-            connection = self._asking[sink].connection()
+            connection = self._asking[sink].database().connection
             findings = check(config, connection, schema)
             mode = config.mode(max_prepared_transactions(connection))
         except psycopg.Error as error:
@@ -111,37 +121,7 @@ class PostgresCommitter(Participant):
         _log.info("%s: commit=%r, epochs are %s", Relation.of(config.table), config.commit, mode)
         return findings
 
-    def examine(self, sink: str) -> Iterator[Finding]:
-        """Look at the server; see `epochsink.postgres.examine`."""
-        config: PostgresConfig = self.members[sink]
-        try:
-            yield from examine(config, self._asking[sink].connection())
-        except psycopg.Error as error:
-            yield Finding("server", unreachable(config, error), is_fatal=True)
-
-    def in_target(self) -> list[Remnant]:
-        """Return the prepared transactions and staging tables of these sinks."""
-        keys = {table.key for table in self._tables.values()}
-        with self._asking_lock, translated(f"looking for what {self._named(self._tables)} have pending"):
-            # not patient: an operator waits for the answer
-            connection = self._asking[self._first].connection()
-            with deadline(connection, PING_SECONDS):
-                return [one for one in remnants(connection) if one.key in keys]
-
-    def initial_state(self, sink: str) -> dict[str, Any]:
-        """Insert the mark of joining; return it, the markers' schema and the database.
-
-        In another schema or database an applied epoch would look lost.
-        """
-        base, table = uuid.uuid4().hex, self._tables[sink]
-        schema = table.config.marker_schema
-        with self._ask(sink, f"joining {table}") as connection:
-            applied_epochs.create(connection, schema)
-            # before the ledger names it: so a mark that the ledger names and the table lacks was removed
-            table.marker.join(connection, base)
-            return {"schema": schema, "base": base, "place": Place.of(connection).to_json()}
-
-    def open(self, identity: Identity) -> None:
+    def open(self, identity: Identity) -> Joining:
         """Take a sink's identity. Raises `ConfigurationError` if its markers are in another schema."""
         super().open(identity)
         sink, config = identity.sink, self.members[identity.sink]
@@ -154,82 +134,75 @@ class PostgresCommitter(Participant):
         self._tables[sink] = Table(config, identity)
         name = str(SessionName(identity_key(identity), identity.generation))
         self._asking[sink].close()
-        self._asking[sink] = Session(Server.of(config), name)
+        self._asking[sink] = self._session(sink, name)
         if sink == self._first:
             self._voting.close()
             self._settling.close()
-            self._voting, self._settling = Session(self._server, name), Session(self._server, name)
+            self._voting, self._settling = self._session(sink, name), self._session(sink, name)
+        return Joining() if identity.generation or only_compares() else self._joined(identity)
 
-    def newest(self, sink: str) -> int | None:
-        """Return the newest epoch whose marker is committed. Raises `EpochsinkError`."""
-        table = self._tables[sink]
-        with self._ask(sink, f"reading the marker of {table}") as connection:
-            return table.marker.newest(connection)
+    def _joined(self, identity: Identity) -> Joining:
+        """Insert the mark of joining; return it, the markers' schema and the database.
 
-    def leftovers(self, sink: str) -> list[str]:
-        """Return prepared transactions and staging tables of a sink."""
-        table = self._tables[sink]
-        with self._ask(sink, f"looking for leftovers of {table}") as connection:
-            return table.orphans(connection).names()
+        In another schema or database an applied epoch would look lost.
+        """
+        base, table = uuid.uuid4().hex, self._tables[identity.sink]
+        schema = table.config.marker_schema
+        with self._ask(identity.sink, f"joining {table}") as database:
+            database.markers(schema).create()
+            # before the ledger names it: so a mark that the ledger names and the table lacks was removed
+            table.marker.join(database, base)
+            origin = {"schema": schema, "base": base, "place": database.place().to_json()}
+            return Joining(origin)
 
-    def newest_generation(self, sink: str) -> int:
-        """Return the highest generation of a prepared transaction, staging table or session of a sink."""
-        table = self._tables[sink]
-        with self._ask(sink, f"looking for leftovers of {table}") as connection:
-            return table.orphans(connection).newest_generation()
+    def marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
+        """Return the marker rows; commit what a failover has made prepared again. Note which table it is."""
+        # again with a new session: one that is lost here would leave the outcome of a decided epoch unknown
+        again = retrying(is_passing, seconds=self._retry_seconds, longest_pause=2.0)
+        with self._asking_lock, translated(f"reading the marker of {self._tables[sink]}"):
+            return again(self._marks, sink, done, pending)
 
-    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
-        table = self._tables[sink]
-        with self._ask(sink, f"reading the marker of {table}") as connection:
-            with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
-                self._tables[sink] = table = table.located(connection)
-                if pending is not None:
-                    # before anything is finished: an old primary may have prepared what the present one has
-                    table.require_place(connection, done, pending)
-            try:
-                with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
-                    table.require_place(connection, done)
-                    table.marker.verify(connection, table.relation, done, pending)
-            except WentBack:
-                if done:
-                    again = finish_again(connection, self._server, self._retry_seconds, table, done)
-                else:
-                    again = table.join_again(connection, pending)
-                if not again:
-                    raise
-                table.marker.verify(connection, table.relation, done, pending)
-            with unblocked(connection, self._server, str(table.marker), self._retry_seconds):
-                require_same_table(connection, table, done, pending)
-
-    def audit(
-        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
-    ) -> Sequence[Comparison]:
-        """Compare markers, and count the rows that each epoch has appended; see `epochsink.postgres.audit`."""
-        table = self._tables[sink]
-        with self._ask(sink, f"comparing {table} with the ledger") as connection:
-            table.require_place(connection, done, pending)
-            table.marker.verify(connection, table.relation, done, pending)
-            return audit(connection, table, receipts)
-
-    def letters(self, sink: str) -> PostgresLetters:
-        """Return the letters of a sink, whether it sets rows aside now or did so before."""
-        return PostgresLetters(self._tables[sink], partial(self._ask, sink))
+    def _marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
+        table, database = self._tables[sink], self._asking[sink].database(self._retry_seconds)
+        if only_compares():
+            return table.marks(database, done, pending)
+        with database.unblocked(str(table.marker), self._retry_seconds):
+            self._tables[sink] = table = table.located(database)
+            marks = table.marks(database, done, pending)
+        # an old primary, which is refused, may have prepared what the present one has committed
+        if marks.refusal is None and marks.disagreement(done, pending) is not None:
+            if done:
+                again = finish_again(database, self._retry_seconds, table, done)
+            else:
+                again = table.join_again(database, pending)
+            if again:
+                marks = table.marks(database, done, pending)
+        if marks.disagreement(done, pending) is not None:
+            return marks
+        try:
+            with database.unblocked(str(table.marker), self._retry_seconds):
+                require_same_table(database, table, done, pending)
+        except WentBack as replaced:
+            return replace(marks, refusal=replaced)
+        return marks
 
     @contextmanager
-    def _ask(self, sink: str, doing: str) -> Iterator[Connection]:
+    def _ask(self, sink: str, doing: str, *, patient: bool = True) -> Iterator[Database]:
         """Lend one of the threads the session in which it asks about a sink's table."""
         with self._asking_lock, translated(doing):
-            yield self._asking[sink].connection(self._retry_seconds)
+            yield self._asking[sink].database(self._retry_seconds if patient else 0.0)
 
     # ---- phase 1
 
-    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
+    def begin(
+        self, epoch: Epoch, schemas: Mapping[str, pa.Schema], *, retained: bool = False
+    ) -> Mapping[str, WriterContext]:
         """Leave rows to the spool alone, unless each task commits its own."""
-        return {
-            name: Keeping.IN_SPOOL_ALONE if keeping is Keeping.IN_SPOOL and self._config.atomic else keeping
-            for name, keeping in super().keeping(epoch, schemas).items()
-        }
+        contexts = super().begin(epoch, schemas, retained=retained)
+        if not self._config.atomic:
+            return contexts
+        alone = WriterContext(Keeping.IN_SPOOL_ALONE)
+        return dict.fromkeys(contexts, alone)
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Prepare the rows of all sinks as one part; if each task has prepared its own, verify that they are there."""
@@ -237,7 +210,7 @@ class PostgresCommitter(Participant):
             ((sink, ballot),) = ballots.items()
             table = self._tables[sink]
             return {sink: self._voted(epoch, ballots, lambda session: vote_by_task(session, table, epoch, ballot))}
-        shares = {name: Share.of(self._tables[name], epoch, ballot) for name, ballot in ballots.items()}
+        shares = {name: TableShare.of(self._tables[name], ballot) for name, ballot in ballots.items()}
         try:
             part = self._voted(epoch, ballots, lambda session: vote(session, epoch, shares))
         except (OSError, SpoolMissing) as missing:
@@ -248,23 +221,23 @@ class PostgresCommitter(Participant):
             ) from missing
         return {name: [part.to_json()] for name in ballots}
 
-    def _voted(self, epoch: Epoch, sinks: Iterable[str], vote: Callable[[Connection], Voted]) -> Voted:
+    def _voted(self, epoch: Epoch, sinks: Iterable[str], vote: Callable[[Database], Voted]) -> Voted:
         """Vote; a passing failure is retried."""
 
         def once() -> Voted:
             # a new session if the last one was lost: a server that restarts in mid-vote has kept what is durable
-            connection = self._voting.connection(self._retry_seconds)
-            with watched(connection, self._server):
-                return vote(connection)
+            database = self._voting.database(self._retry_seconds)
+            with database.watched():
+                return vote(database)
 
         doing = f"preparing epoch {epoch.number} of {self._named(sinks)}"
         with translated(doing):
             try:
                 return retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)(once)
             except errors.LockNotAvailable as refused:
-                connection = self._voting.connection(self._retry_seconds)
+                database = self._voting.database(self._retry_seconds)
                 raise name_holder(
-                    connection, [self._tables[name] for name in sinks], failure(refused, doing)
+                    database, [self._tables[name] for name in sinks], failure(refused, doing)
                 ) from refused
 
     # ---- phase 2
@@ -277,19 +250,22 @@ class PostgresCommitter(Participant):
         commit = Commit(self._query_id, self._server, self._settling, self._retry_seconds)
         verdict_of = commit.all_of(epoch, parts, ballots)
         return {
-            name: [self._with_letters(verdict_of[part], epoch, part, name) for part in own]
+            name: [self._with_letters(verdict_of[part], epoch, part, name, commit.letters.get(name)) for part in own]
             for name, own in recorded.items()
         }
 
-    def _with_letters(self, verdict: Verdict, epoch: Epoch, part: Part, sink: str) -> Verdict:
-        """Say how many rows of a committed part became dead letters."""
+    def _with_letters(self, verdict: Verdict, epoch: Epoch, part: Part, sink: str, merged: int | None) -> Verdict:
+        """Say how many rows of a committed part became dead letters: ``merged``, or as recorded, or counted."""
         member = part.members[sink]
         if verdict.outcome is not Outcome.COMMITTED or not member.merge.sets_aside:
             return verdict
+        known = merged if merged is not None else member.letters
+        if known is not None:
+            return replace(verdict, set_aside=known)
         try:
-            connection = self._settling.connection(self._retry_seconds)
+            database = self._settling.database(self._retry_seconds)
             return replace(
-                verdict, set_aside=Letters(self._query_id, epoch.number, part.attempt).count(connection, member)
+                verdict, set_aside=database.letters_of(EpochLetters(self._query_id, epoch.number, part.attempt), member)
             )
         except psycopg.Error as unread:
             _log.info("the dead letters of epoch %d are not counted: %s", epoch.number, describe(unread))
@@ -300,80 +276,84 @@ class PostgresCommitter(Participant):
 
         A task's part that is still prepared, as it waits for a seal that was gone, is returned as it is.
         """
-        recorded, again = read_part(part), Epoch(epoch.number, attempt)
-        doing, shares = f"preparing epoch {epoch.number} of {self._named(ballots)} again", {}
+        recorded, doing = read_part(part), f"preparing epoch {epoch.number} of {self._named(ballots)} again"
+        replayed = self._prepared_again(epoch, Epoch(epoch.number, attempt or recorded.attempt), part, ballots, doing)
+        if not attempt:
+            # Not before, when this may have reached another server: if a failover that comes later spares what was
+            # prepared, it spares what was committed before that too.
+            with translated(doing):
+                for name, ballot in ballots.items():
+                    require_before(self._tables[name], self._settling.database(), epoch, ballot.after)
+        return replayed
+
+    def _prepared_again(
+        self, epoch: Epoch, again: Epoch, part: Committable, ballots: Ballots, doing: str
+    ) -> Committable:
+        recorded, shares = read_part(part), {}
         for name, ballot in ballots.items():
             member, after = recorded.members[name], ballot.after
             table = self._tables[name].as_recorded(member.merge)
+            rows = AcceptedRows(member.tasks, member.rows, ballot.rows)
             if recorded.name != WHOLE:
                 with translated(doing):
-                    connection = self._settling.connection(self._retry_seconds)
-                    if still_prepared(connection, {str(recorded.gid)}):
+                    database = self._settling.database(self._retry_seconds)
+                    if database.still_prepared({str(recorded.gid)}):
                         return part
                 (task,) = member.tasks
-                writer = by_task_writer(table.config, Task(table.identity, again, 0, task), again=True)
+                writer = self._writer(table.config, Task(table.identity, again, 0, task), again=True)
                 return write_all(writer, ballot.rows.read(task))
             if recorded.is_seal:
                 # a failover may have lost the seal before tasks' parts were committed; a repair knows only what lacks
                 own = LastDone(epoch.number, epoch.attempt, tuple(ballot.parts))
-                shares[name] = Share(table, member, after if after and after.parts else None, own)
-            else:
-                shares[name] = Share(table, SpooledRows(member.tasks, member.rows, ballot.rows), after)
+                share = TableShare(table, rows, after if after and after.parts else None, own)
+                with translated(doing):
+                    database = self._settling.database(self._retry_seconds)
+                    with database.watched():
+                        return prepare_seal(database, again, share, member).to_json()
+            shares[name] = TableShare(table, rows, after)
         with translated(doing):
-            connection = self._settling.connection(self._retry_seconds)
-            with watched(connection, self._server):
-                prepare_again = prepare_seal if recorded.is_seal else vote
-                return prepare_again(connection, again, shares).to_json()
-
-    def lacking(self, sink: str, done: LastDone) -> Committables:
-        """Return the parts that have no marker row; see `epochsink.postgres.repair`."""
-        with self._ask(sink, f"reading the marker of {self._tables[sink]}") as connection:
-            return lacking(connection, self._tables[sink], done)
-
-    def reapply(self, epoch: Epoch, ballots: Ballots, record: Recorder) -> Mapping[str, Sequence[Verdict]]:  # noqa: ARG002
-        """Commit what is still prepared, and prepare the rest again under the recorded attempt."""
-        return reapply(self, epoch, ballots)
+            database = self._settling.database(self._retry_seconds)
+            with database.watched():
+                return vote(database, again, shares).to_json()
 
     # ---- leftovers
 
-    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """End sessions, prepared transactions and staging tables that ``keep`` does not name.
+    def remnants(self, recorded: Recorded) -> list[Remnant]:
+        """Return sessions, prepared transactions and staging tables."""
+        with self._sweeping() as database:
+            return [one for table in self._tables.values() for one in table.orphans(database).remnants(recorded)]
 
-        Raises `ConnectionError` if the server cannot be reached: the next sweep finds what is left.
-        """
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        """End sessions, then prepared transactions, then staging tables."""
+        with self._sweeping() as database:
+            return [line for table in self._tables.values() for line in table.orphans(database).end(remnants)]
+
+    @contextmanager
+    def _sweeping(self) -> Iterator[Database]:
+        """Lend the session to vote and sweep in. Raises `ConnectionError` if the server cannot be reached."""
         doing = f"sweeping leftovers of {self._named(self._tables)}"
-        pending, ended = [read_part(part) for part in keep], [read_part(part) for part in done]
         with translated(doing):
             try:
-                connection = self._voting.connection(self._retry_seconds)
-                Place.of(connection)  # refuses a standby, where nothing can be ended
-                return [
-                    line
-                    for table in self._tables.values()
-                    for line in table.orphans(connection).end_all(pending, ended)
-                ]
+                database = self._voting.database(self._retry_seconds)
+                database.place()  # refuses a standby, where nothing can be ended
+                yield database
             except psycopg.OperationalError as error:
                 if is_disconnected(error):
                     raise ConnectionError(f"{doing}: {self._server.database}: {describe(error)}") from error
                 raise
 
-    def describe(self, part: Committable) -> str:
-        """Return the prepared transaction's name, or the tables in which rows are staged."""
-        prepared = read_part(part)
-        return prepared.gid or f"rows staged in {', '.join(sorted(prepared.tables))}"
-
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         """Drop the epoch's staging tables, and from time to time old markers."""
         try:
             # without retries: what stays is for the next sweep, and the commit thread has the next epoch to commit
-            connection = self._settling.connection()
+            database = self._settling.database()
             for name, ballot in ballots.items():
                 table = self._tables[name]
                 staging = {part.members[name].table for part in map(read_part, ballot.parts)}
                 for staged in filter(None, staging):
-                    table.orphans(connection).drop(staged)
+                    table.orphans(database).drop(staged)
                 if epoch.number >= self._purge_at[name]:
-                    table.marker.purge(connection, epoch.number)
+                    table.marker.purge(database, epoch.number)
                     self._purge_at[name] = epoch.number + _PURGE_EVERY
         except psycopg.Error as error:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", epoch.number, describe(error))

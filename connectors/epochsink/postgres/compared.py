@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from psycopg import errors, sql
 
+from epochsink.postgres.catalog import Column, TargetTable
 from epochsink.postgres.combine import NEW, STORED, expression, folds
-from epochsink.postgres.config import AGGREGATES
+from epochsink.postgres.config import AGGREGATES, PostgresConfig
 from epochsink.postgres.errors import describe
 from epochsink.postgres.prepared_transaction import transaction
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from epochsink.postgres.catalog import Column, Target
-    from epochsink.postgres.config import PostgresConfig
-    from epochsink.postgres.server import Connection
-    from epochsink.postgres.types import Encoding
+from epochsink.postgres.server import Connection
+from epochsink.postgres.types import Encoding
 
 _ORDER: Final = "order"
 _CUT_BY_CASTS: Final = {"varcharrecv", "bpcharrecv", "bit_recv", "varbit_recv"}
 """Types whose length a cast enforces by cutting the value, without an error."""
+_CONSTANT: Final = re.compile(
+    r"""'((?:[^']|'')*)'::((?:"(?:[^"]|"")*"|[\w.])+(?:\(\d+\))?(?: with(?:out)? time zone)?(?:\[\])*)"""
+)
+"""A constant and its type, in the server's own text of an expression."""
+_READS_THE_MOMENT: Final = """
+    SELECT FROM pg_catalog.pg_type t JOIN pg_catalog.pg_proc p ON p.oid = t.typinput
+    WHERE t.oid = pg_catalog.to_regtype(%s) AND p.provolatile <> 'i'
+    AND t.oid <> 'pg_catalog.interval'::pg_catalog.regtype
+"""
+"""One row if the value that a text has as one of a type may depend on more than the text. That of an interval depends
+on settings alone, which each session has."""
 _CUT_ALWAYS: Final = {"namerecv", "charrecv"}
 # ProtocolViolation: it has a parameter, such as $1
 _REFUSALS: Final = (errors.ProgrammingError, errors.NotSupportedError, errors.DataError, errors.ProtocolViolation)
 
 
 def check_compared(
-    config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
+    config: PostgresConfig, connection: Connection, target: TargetTable, encodings: Sequence[Encoding]
 ) -> Iterator[str]:
     """Yield columns of newer_wins= and accumulate= whose type cannot be compared or combined exactly."""
     row = {encoding.field.name: encoding for encoding in encodings}
@@ -55,7 +63,7 @@ def check_compared(
             yield f"{where}, which has no {how}; use a number, a date or a timestamp"
 
 
-def _has(connection: Connection, target: Target, name: str, how: str) -> bool:
+def _has(connection: Connection, target: TargetTable, name: str, how: str) -> bool:
     """Return whether a column's type has an order, or the aggregate ``how``."""
     query = "SELECT pg_catalog.{how}({name}) FROM {table} WHERE false"
     if how == _ORDER:
@@ -72,7 +80,7 @@ def _has(connection: Connection, target: Target, name: str, how: str) -> bool:
 
 
 def _check_expression(
-    config: PostgresConfig, connection: Connection, target: Target, column: Column, text: str
+    config: PostgresConfig, connection: Connection, target: TargetTable, column: Column, text: str
 ) -> Iterator[str]:
     """Yield why an expression cannot combine a column's values: the server tries it on an empty table of ours."""
     said = f"accumulate={{{column.name!r}: {text!r}}}"
@@ -84,7 +92,7 @@ def _check_expression(
         )
         return
     try:
-        _try(connection, config.marker_schema, column, text)
+        made = _try(connection, config.marker_schema, column, text)
     except errors.InvalidObjectDefinition:
         yield (
             f"{said}: the expression is not immutable, so an epoch that is prepared again could get another result; "
@@ -98,10 +106,20 @@ def _check_expression(
             f"{said}: {describe(refused)}; write one expression over stored, the stored value of the column, and new, "
             f"the row's, whose result can be assigned to {column.declared}"
         )
+    else:
+        if made:
+            yield (
+                f"{said}: the server has read another constant out of it, {', '.join(made)}, so an epoch that is "
+                "prepared again, or a later start, could get another one; leave out 'now', 'today' and the like, and "
+                "write a constant as the server does, e.g. '2026-01-31'::date"
+            )
 
 
-def _try(connection: Connection, schema: str, column: Column, text: str) -> None:
-    """Let the server parse and plan all SQL that an expression is part of. Raises `psycopg.Error`."""
+def _try(connection: Connection, schema: str, column: Column, text: str) -> list[str]:
+    """Let the server parse and plan all SQL that an expression is part of; return `_read_constants` of it.
+
+    Raises `psycopg.Error`.
+    """
     trial = sql.Identifier(schema, f"epochsink_trial_{uuid.uuid4().hex}")
     declared = sql.SQL(column.declared)
     kind = sql.SQL(column.definition)
@@ -123,6 +141,25 @@ def _try(connection: Connection, schema: str, column: Column, text: str) -> None
             generated.format(sql.Identifier("cast"), kind, sql.SQL("({}::{})").format(expression(text), declared)),
         )
         connection.execute(sql.SQL("ALTER TABLE {} {}").format(trial, sql.SQL(", ").join(columns)))
+        made = _read_constants(connection, trial, text)
         with folds(connection, schema, {column.name: text}, {column.name: column.declared}):
             pass
         connection.rollback()
+    return made
+
+
+def _read_constants(connection: Connection, trial: sql.Identifier, text: str) -> list[str]:
+    """Return the constants in the columns of a trial table that are not in an expression's text as they are.
+
+    The server reads a constant such as ``DATE 'today'`` when it parses the expression, so that its rule for what is
+    immutable does not see it. What it has read shows in its own text of the expression, and whether that may depend on
+    the moment, by the volatility of the type's input function.
+    """
+    query = "SELECT pg_catalog.pg_get_expr(adbin, adrelid) FROM pg_catalog.pg_attrdef WHERE adrelid = %s::regclass"
+    shown = connection.execute(query, [trial.as_string(connection)]).fetchall()
+    found = {(value.replace("''", "'"), kind) for (whole,) in shown for value, kind in _CONSTANT.findall(whole)}
+    return [
+        f"'{value}'::{kind}"
+        for value, kind in sorted(found)
+        if value not in text and connection.execute(_READS_THE_MOMENT, [kind]).fetchone() is not None
+    ]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from epochsink import arguments
 from epochsink.credentials import Secret
 from epochsink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MAX_BYTES: Final = 63
 """PostgreSQL cuts longer identifiers off without an error (NAMEDATALEN - 1)."""
@@ -81,11 +79,23 @@ class PostgresConfig:
         """Whether tasks copy straight into the target, with no merge that could cast values or obey rules."""
         return not self.atomic and not self.key
 
+    @property
+    def writers_read(self) -> bool:
+        """True if tasks write: a delete does not see a prepared row, nor a foreign key its parent."""
+        return not self.atomic
+
     def mode(self, max_prepared_transactions: int) -> Mode:
         """Return how an epoch waits for the decision on a server with this limit."""
         if self.commit == "auto":
             return "prepared" if max_prepared_transactions > 0 or not self.atomic else "staged"
         return self.commit
+
+    def without(self, columns: Collection[str]) -> PostgresConfig:
+        """Return it as if ``newer_wins`` and ``accumulate`` named none of some columns."""
+        given = {item.name: getattr(self, item.name) for item in dataclasses.fields(PostgresConfig)}
+        given["newer_wins"] = None if self.newer_wins in columns else self.newer_wins
+        given["accumulate"] = {name: how for name, how in self.accumulate.items() if name not in columns}
+        return PostgresConfig(**given)
 
     def __repr__(self) -> str:
         said = [
@@ -102,6 +112,12 @@ class PostgresConfig:
                 "transaction for each task would show half epochs and would not be faster",
                 hint="use atomic=True with commit='staged', or atomic=False with commit='prepared'",
             )
+        if self.atomic and not self.spool:
+            raise ConfigurationError(
+                "spool=False with atomic=True: the driver copies the rows of an epoch out of the spool, into the one "
+                "transaction that makes them visible together",
+                hint="leave spool=False out; or set atomic=False, so that each task writes and commits its own rows",
+            )
         for name in ("order_by", "delete_when", "newer_wins", "skip_unchanged", "accumulate"):
             if getattr(self, name) and not self.key:
                 raise ConfigurationError(
@@ -116,8 +132,8 @@ class PostgresConfig:
                 )
         if self.accumulate and self.delete_when is not None:
             raise ConfigurationError(
-                "accumulate= with delete_when=: whether a row of the epoch counts would depend on whether it came "
-                "before its key was deleted or after, and what is combined of rows does not tell",
+                "accumulate= with delete_when=: rows before the delete of their key must not be added, and combined "
+                "rows do not show which came before it",
                 hint="add a negative value, or delete by another sink of this query on the same table",
             )
         if self.accumulate and self.newer_wins is not None:
@@ -143,7 +159,6 @@ class PostgresConfig:
 
 _LETTERS_NEED: Final[Mapping[str, tuple[Any, str]]] = {
     "atomic": (True, "refused rows are found in the epoch's one transaction, and its tasks have none of their own"),
-    "spool": (True, "the driver looks for refused rows in the spool; tasks that stage rows fail with the first one"),
     "accumulate": ({}, "a refused value is made of several rows, and which of them is wrong is not known"),
 }
 

@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import psycopg
 import pyarrow as pa
 from psycopg import errors, sql
 
 from epochsink.errors import ConfigurationError
-from epochsink.postgres.errors import describe, is_disconnected
+from epochsink.postgres.catalog import TargetTable
+from epochsink.postgres.committable import Relation
+from epochsink.postgres.config import PostgresConfig
+from epochsink.postgres.database import Database
+from epochsink.postgres.errors import describe, is_disconnected, rule_of
+from epochsink.postgres.holder import prepared_holder
 from epochsink.postgres.prepared_transaction import LOCAL, create_if_missing
-from epochsink.postgres.remnants import prepared_holder
 from epochsink.postgres.row_mapping import is_nested
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from epochsink.postgres.catalog import Target
-    from epochsink.postgres.committable import Relation
-    from epochsink.postgres.config import PostgresConfig
-    from epochsink.postgres.server import Connection
+from epochsink.postgres.server import Connection, Server
+from epochsink.sink import would
 
 _log = logging.getLogger(__name__)
 
 
 def create_target(config: PostgresConfig, connection: Connection, relation: Relation, row: pa.Schema) -> Iterator[str]:
-    """Create the table unless another query does; yield why that is impossible."""
+    """Create the table unless another query does, or it `only_compares`; yield why that is impossible."""
     try:
         statement = table_ddl(config, relation, row)
     except ConfigurationError as unfit:
         yield f"{unfit.message}; {unfit.hint}"
         return
+    text = statement.as_string(connection)
+    if would(f"create the table: {text}"):
+        may = connection.execute(
+            "SELECT has_schema_privilege(n.oid, 'CREATE') FROM pg_namespace n WHERE n.nspname = %s", [relation.schema]
+        ).fetchone()
+        if may != (True,):
+            yield f"table {relation}: no such schema, or no right to create tables in it; let its owner run: {text};"
+        return
     try:
         create_if_missing(connection, statement)
     except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as refused:
-        yield f"table {relation}: {describe(refused)}; let its owner run: {statement.as_string(connection)};"
+        yield f"table {relation}: {describe(refused)}; let its owner run: {text};"
     except errors.DuplicateObject as refused:
         yield f"table {relation} cannot be created: {describe(refused)}; drop that type, or name another table"
+    except psycopg.Error as refused:
+        if is_disconnected(refused):
+            raise
+        yield f"table {relation} cannot be created: {describe(refused)}; {rule_of(refused).hint}"
 
 
-def add_columns(config: PostgresConfig, connection: Connection, target: Target, row: pa.Schema) -> Iterator[str]:
+def add_columns(config: PostgresConfig, connection: Connection, target: TargetTable, row: pa.Schema) -> Iterator[str]:
     """Add the columns that the table lacks, in one transaction; yield why that is impossible.
 
     Raises `psycopg.Error` if the connection is lost.
@@ -54,11 +65,19 @@ def add_columns(config: PostgresConfig, connection: Connection, target: Target, 
     if statement is None:
         return
     text = statement.as_string(connection)
+    if would(f"change the table: {text}"):
+        owned = connection.execute(
+            "SELECT pg_has_role(c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = to_regclass(%s)",
+            [str(target.relation)],
+        ).fetchone()
+        if owned != (True,):
+            yield f"add_columns=True: only the owner of {target.relation} may add columns; let its owner run: {text};"
+        return
     try:
         connection.execute(LOCAL + statement)
     except errors.LockNotAvailable as refused:
-        holder = prepared_holder(connection, [target.relation])
-        held = f", and prepared transaction '{holder[0]}' holds it" if holder else ""
+        holder = prepared_holder(Database(connection, Server.of(config)), [target.relation])
+        held = f", and prepared transaction '{holder.gid}' holds it" if holder else ""
         yield (
             f"add_columns=True waited {config.timeout:g} s for the lock on {target.relation}{held}: {describe(refused)}"
             "; if an earlier run of this query has prepared it, type epochsink recover CHECKPOINT --sinks "
@@ -67,7 +86,9 @@ def add_columns(config: PostgresConfig, connection: Connection, target: Target, 
     except psycopg.Error as refused:
         if is_disconnected(refused):
             raise
-        yield f"add_columns=True: {target.relation}: {describe(refused)}; let its owner run: {text};"
+        is_right = isinstance(refused, errors.InsufficientPrivilege)
+        way_out = f"let its owner run: {text};" if is_right else rule_of(refused).hint
+        yield f"add_columns=True: {target.relation}: {describe(refused)}; {way_out}"
     else:
         _log.info("%s: columns were missing: %s", target.relation, text)
 
@@ -107,19 +128,21 @@ def table_ddl(config: PostgresConfig, relation: Relation, row: pa.Schema) -> sql
     return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(relation.quoted, sql.SQL(", ").join(columns))
 
 
-def columns_ddl(config: PostgresConfig, target: Target, row: pa.Schema) -> sql.Composed | None:
+def columns_ddl(config: PostgresConfig, target: TargetTable, row: pa.Schema) -> sql.Composed | None:
     """Return what adds the columns that the table lacks, or None if it lacks none.
 
     Columns of the key are not added, and none whose name differs from another one's only in case. Raises
     `ConfigurationError` for types without a match.
     """
-    known = {name.lower() for name in [*target.columns, *config.key]}
-    added = [
-        sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_definition(field))
-        for field in row
-        if field.name.lower() not in known
-    ]
+    names = lacking(config, target, row)
+    added = [sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_definition(row.field(name))) for name in names]
     return sql.SQL("ALTER TABLE {} {}").format(target.relation.quoted, sql.SQL(", ").join(added)) if added else None
+
+
+def lacking(config: PostgresConfig, target: TargetTable, row: pa.Schema) -> list[str]:
+    """Return the columns of the row that are to be added to the table."""
+    known = {name.lower() for name in [*target.columns, *config.key]}
+    return [name for name in row.names if name.lower() not in known]
 
 
 def _definition(field: pa.Field) -> sql.Composed:

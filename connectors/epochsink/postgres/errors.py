@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import psycopg
 import pyarrow as pa
@@ -13,19 +14,17 @@ from psycopg import errors
 
 from epochsink.errors import PrepareFailed, RowsRejected
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_UNREACHABLE: Final = "check that the server runs and is reachable; Spark runs the epoch again when the query restarts"
+_UNREACHABLE: Final = "check that the server runs, and that every executor and this machine can reach it"
+"""Of checks too, in which no epoch has begun: what becomes of an epoch is in the notes of its error."""
 _PASSING_REFUSALS: Final = ("the database system is", "too many", "connection slots")
 """Parts of messages, because libpq reports a refused connection without an SQLSTATE."""
 
 
-class Refused(psycopg.OperationalError):
+class ConnectionRefused(psycopg.OperationalError):
     """The server answered and refused the connection: wrong password, unknown database, pg_hba.conf."""
 
 
-class SharedSession(Refused):
+class SharedSession(ConnectionRefused):
     """The connection goes through a pooler in transaction mode: session settings would reach other clients."""
 
 
@@ -78,8 +77,8 @@ RULES: Final = (  # the first match counts
     ),
     _rejects(
         errors.CharacterNotInRepertoire,
-        "PostgreSQL's text cannot hold NUL (0x00): remove it in select=, for example "
-        "translate(column, '\\u0000', ''), or store the column as bytea",
+        "if the byte is 0x00 (NUL), remove it in select=, for example translate(column, '\\u0000', ''); any other byte "
+        "is text that is not UTF-8: correct it with make_valid_utf8(column); or store the column as bytea",
     ),
     _rejects(
         errors.UntranslatableCharacter,
@@ -92,8 +91,8 @@ RULES: Final = (  # the first match counts
         errors.InvalidTextRepresentation,
         "invalid value for the column type: convert it in select=, for example with try_cast, or filter it with where=",
     ),
-    _rejects(errors.IntegrityError),
-    _rejects(errors.DataError),
+    _rejects(errors.IntegrityError, "filter such rows with where=, or change the constraint"),
+    _rejects(errors.DataError, "convert the column in select=, filter such rows with where=, or change the column"),
     _fails(
         errors.InsufficientPrivilege, "grant it to the sink's user; ExactlyOnce.check() lists every privilege needed"
     ),
@@ -104,8 +103,18 @@ RULES: Final = (  # the first match counts
         "another transaction holds the lock: see pg_locks and pg_prepared_xacts; what lost attempts of this sink hold "
         "is rolled back before the next attempt; timeout= sets how long to wait",
     ),
-    Rule(errors.DeadlockDetected, PrepareFailed, Retry.TRANSACTION),
-    Rule(errors.SerializationFailure, PrepareFailed, Retry.TRANSACTION),
+    Rule(
+        errors.DeadlockDetected,
+        PrepareFailed,
+        Retry.TRANSACTION,
+        "another transaction writes the same rows in another order: the server's log names its statements",
+    ),
+    Rule(
+        errors.SerializationFailure,
+        PrepareFailed,
+        Retry.TRANSACTION,
+        "another transaction has changed the same rows at the same time; Spark runs the epoch again",
+    ),
     _fails(
         errors.UndefinedTable, "it was dropped or renamed while the query ran: create it again, then restart the query"
     ),
@@ -128,7 +137,7 @@ RULES: Final = (  # the first match counts
         "session would reach the pool's other clients, and ending a session that was left behind would end theirs",
     ),
     _fails(
-        Refused,
+        ConnectionRefused,
         "set the right user, password (or passfile), sslmode and dbname in dsn= or options=, or allow them in "
         "pg_hba.conf",
     ),
@@ -152,6 +161,12 @@ RULES: Final = (  # the first match counts
         "a trigger or function of the table refuses the row: filter such rows with where=, or change the trigger",
     ),
     _fails(errors.DiskFull, "free disk space on the server"),
+    _fails(errors.DuplicateColumn, "two columns have one name: select one of them under another name with AS"),
+    _fails(
+        errors.TooManyColumns,
+        "leave columns out with select=, or combine some: a struct or map becomes one column of JSON; one that was "
+        "dropped counts too",
+    ),
     Rule(
         errors.ReadOnlySqlTransaction,
         PrepareFailed,
@@ -165,7 +180,12 @@ RULES: Final = (  # the first match counts
     Rule(errors.IdleSessionTimeout, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
 )
 _LOST: Final = Rule(psycopg.OperationalError, PrepareFailed, Retry.CONNECTION, _UNREACHABLE)
-_OTHER: Final = Rule(psycopg.Error, PrepareFailed, Retry.ATTEMPT)
+_OTHER: Final = Rule(
+    psycopg.Error,
+    PrepareFailed,
+    Retry.ATTEMPT,
+    "the server's log says more; appendix A of PostgreSQL's manual explains the code in brackets",
+)
 
 
 def rule_of(error: psycopg.Error) -> Rule:
@@ -174,9 +194,56 @@ def rule_of(error: psycopg.Error) -> Rule:
     return found or (_LOST if is_disconnected(error) else _OTHER)
 
 
+_PASSING_CLASSES: Final = ("08", "40", "53", "57", "58", "XX")
+"""Connection, rollback, resources, shutdown, and the server's own faults: none of them is about a row."""
+
+
+def may_be_refusal(error: BaseException) -> bool:
+    """Return whether a row may be the reason: unless waiting may help, or the server or the session is at fault.
+
+    Any code may be a refusal, because triggers, policies, casts and indexes raise all of them. Whether it is one is
+    found out by trying the same statement without rows.
+    """
+    if isinstance(error, (RowsRejected, pa.ArrowInvalid, UnfitValue)):
+        return True
+    if not isinstance(error, psycopg.Error) or error.sqlstate is None:
+        return False
+    rule = rule_of(error)
+    return not error.sqlstate.startswith(_PASSING_CLASSES) and (rule is _OTHER or rule.retry is Retry.NEVER)
+
+
+def is_known_refusal(error: BaseException) -> bool:
+    """Return whether the code alone says that a row is refused."""
+    return not isinstance(error, psycopg.Error) or rule_of(error).raises is RowsRejected
+
+
+_MISSING: Final = (
+    errors.UndefinedTable,
+    errors.UndefinedColumn,
+    errors.UndefinedFunction,
+    errors.UndefinedObject,
+    errors.InvalidSchemaName,
+    errors.InsufficientPrivilege,
+)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Return whether what a trigger, function or default uses does not exist, or may not be used.
+
+    That may follow from a row, as in a trigger that makes a table's name of a value. If all rows meet it, it does not.
+    """
+    if not isinstance(error, _MISSING) or is_author(error):
+        return False
+    # A policy that refuses a row has the code of a privilege that is lacking; no other word tells them apart in every
+    # language.
+    return error.diag.source_function != "ExecWithCheckOptions"
+
+
 def is_disconnected(error: BaseException) -> bool:
     """Return whether the connection is lost, so that the outcome of its last statement is unknown."""
-    if not isinstance(error, psycopg.OperationalError) or isinstance(error, (Refused, AwaitsStandby, Blocked)):
+    if not isinstance(error, psycopg.OperationalError) or isinstance(
+        error, (ConnectionRefused, AwaitsStandby, Blocked)
+    ):
         return False
     # libpq's own errors have no SQLSTATE; 08 is a lost connection, 57P a server that ends its sessions
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
@@ -193,11 +260,11 @@ def is_contended(error: BaseException) -> bool:
 
 
 def refusal(error: psycopg.OperationalError) -> psycopg.OperationalError:
-    """Return `Refused` for a failed connection attempt, or ``error`` itself if waiting may help."""
+    """Return `ConnectionRefused` for a failed connection attempt, or ``error`` itself if waiting may help."""
     text = str(error)
     if "FATAL:" not in text or any(known in text for known in _PASSING_REFUSALS):
         return error
-    return Refused(text)
+    return ConnectionRefused(text)
 
 
 @contextmanager
@@ -207,46 +274,93 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise failure(error, doing) from error
-    except pa.ArrowInvalid as error:
-        message = f"{doing}: a value does not fit its column"
-        raise RowsRejected(message, hint="convert the column in select=", values=str(error)) from error
+    except (pa.ArrowInvalid, UnfitValue) as error:
+        raise RowsRejected(
+            f"{doing}: {describe_unfit(error)}", hint="convert the column in select=", values=str(error)
+        ) from error
 
 
-def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
-    """Return epochsink's error for ``error``, with the server's message and the hint."""
+class UnfitValue(ValueError):
+    """A value that a column's encoding cannot hold."""
+
+    def __init__(self, column: str, reason: str) -> None:
+        super().__init__(reason)
+        self.column = column
+
+
+def describe_unfit(error: BaseException) -> str:
+    """Return what is wrong with a value that cannot be encoded, without the value."""
+    return f"a value does not fit column {error.column!r}" if isinstance(error, UnfitValue) else "a value does not fit"
+
+
+def failure(error: psycopg.Error, doing: str, *, is_refusal: bool = False) -> PrepareFailed:
+    """Return epochsink's error for ``error``, with the server's message and the hint.
+
+    ``is_refusal``: it was found out that a row is the reason, whatever the code says.
+    """
     rule = rule_of(error)
+    if is_refusal and rule.raises is not RowsRejected:
+        rule = Rule(psycopg.Error, RowsRejected, Retry.NEVER, rule.hint if is_author(error) else _REFUSED)
     diagnosis = error.diag
     return rule.raises(
-        f"{doing}: {describe(error)}",
+        f"{doing}: {describe(error, is_refusal=is_refusal)}",
         hint=rule.hint,
-        values=_values(error),
+        values=_values(error, is_refusal=is_refusal),
         may_pass=rule.retry is not Retry.NEVER,
         sqlstate=error.sqlstate,
-        constraint=diagnosis.constraint_name,
-        column=diagnosis.column_name,
+        constraint=None if is_author(error) else diagnosis.constraint_name,
+        column=None if is_author(error) else diagnosis.column_name,
     )
 
 
-def describe(error: psycopg.Error) -> str:
+_REFUSED: Final = (
+    "filter such rows with where=, or change what refuses them: a trigger, policy, index or type of the table"
+)
+
+
+def is_author(error: psycopg.Error) -> bool:
+    """Return whether the message is that of the author of a trigger or function, who may quote the row.
+
+    By the place in the server's source, as the context is in the language of ``lc_messages``.
+    """
+    if (error.sqlstate or "").startswith("P0") or error.diag.source_function in _RAISES:
+        return True
+    return bool(
+        _OTHER_LANGUAGES.match(error.diag.source_file or "")
+        or re.search(r"PL/(?!pgSQL)\w", _first_line(error.diag.context))
+    )
+
+
+_RAISES: Final = {"exec_stmt_raise", "exec_stmt_assert"}
+"""What carries out RAISE and ASSERT of PL/pgSQL."""
+_OTHER_LANGUAGES: Final = re.compile("pl(py|perl|tcl|v8)")
+
+
+def describe(error: psycopg.Error, *, is_refusal: bool = False) -> str:
     """Return the server's message with its detail, constraint and place, without the statement and row values."""
     diagnosis = error.diag
     said = [diagnosis.message_primary or str(error).strip() or type(error).__name__]
-    if isinstance(error, errors.RaiseException):
-        # the message is the author's, and may quote the row
+    if is_author(error):
         said = ["a trigger or function of the table raised an exception"]
-    elif isinstance(error, errors.DataError):
+    elif isinstance(error, errors.DataError) or (is_refusal and not isinstance(error, errors.IntegrityError)):
         # The message quotes the value: invalid input syntax for type integer: "12a"
         said = [re.sub(r'".*"', "(a value)", said[0], flags=re.DOTALL)]
-    if diagnosis.message_detail and not isinstance(error, _QUOTES_ROWS):
+    if diagnosis.message_detail and not _quotes_rows(error, is_refusal=is_refusal):
         said.append(diagnosis.message_detail)
-    if diagnosis.constraint_name:
-        said.append(f"constraint {diagnosis.constraint_name!r} of table {diagnosis.table_name!r}")
+    name = diagnosis.constraint_name
+    if name and f'"{name}"' not in said[0] and not is_author(error):
+        said.append(f"constraint {name!r} of table {diagnosis.table_name!r}")
     if place := _place(diagnosis.context or ""):
         said.append(place)
     return "; ".join(said) + (f" [{error.sqlstate}]" if error.sqlstate else "")
 
 
-_QUOTES_ROWS: Final = (errors.DataError, errors.IntegrityError, errors.RaiseException)
+def _quotes_rows(error: psycopg.Error, *, is_refusal: bool) -> bool:
+    return is_refusal or is_author(error) or isinstance(error, (errors.DataError, errors.IntegrityError))
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").partition("\n")[0]
 
 
 def _place(context: str) -> str:
@@ -255,9 +369,9 @@ def _place(context: str) -> str:
     return found[0] if found else ""
 
 
-def _values(error: psycopg.Error) -> str:
+def _values(error: psycopg.Error, *, is_refusal: bool) -> str:
     """Return the parts of the server's message that quote the refused row."""
-    if not isinstance(error, _QUOTES_ROWS):
+    if not _quotes_rows(error, is_refusal=is_refusal):
         return ""
-    told = (error.diag.message_primary, error.diag.message_detail, (error.diag.context or "").partition("\n")[0])
+    told = (error.diag.message_primary, error.diag.message_detail, _first_line(error.diag.context))
     return "; ".join(text for text in told if text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import psycopg
 from psycopg import errors, sql
@@ -12,20 +13,15 @@ from psycopg import errors, sql
 from epochsink.errors import EpochsinkError
 from epochsink.identity import PreparedName
 from epochsink.postgres import preflight
-from epochsink.postgres.catalog import max_prepared_transactions, read_target, unsafe
+from epochsink.postgres.catalog import TargetTable, max_prepared_transactions, read_target, unsafe
 from epochsink.postgres.committable import WHOLE, Relation
+from epochsink.postgres.config import PostgresConfig
+from epochsink.postgres.database import Database
 from epochsink.postgres.errors import describe
 from epochsink.postgres.prepared_transaction import prepare, rollback_prepared, transaction
-from epochsink.postgres.server import Server
+from epochsink.postgres.server import Connection, Server
 from epochsink.postgres.table import Table
-from epochsink.sink import Epoch, Finding, Identity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from epochsink.postgres.catalog import Target
-    from epochsink.postgres.config import PostgresConfig
-    from epochsink.postgres.server import Connection
+from epochsink.sink import Epoch, Finding, Identity, only_compares
 
 _FREE: Final = 2
 """How many prepared transactions an atomic sink may have at once."""
@@ -33,7 +29,10 @@ _USED: Final = "SELECT count(*), coalesce(extract(epoch FROM now() - min(prepare
 
 
 def examine(config: PostgresConfig, connection: Connection) -> Iterator[Finding]:
-    """Yield what was found. Creates the marker table if it is missing. Raises `psycopg.Error`."""
+    """Yield what was found. Creates the marker table if it is missing, unless it `only_compares`.
+
+    Raises `psycopg.Error`.
+    """
     version = connection.info.parameter_status("server_version")
     yield Finding("server", f"PostgreSQL {version}, {Server.of(config).database}, user {preflight.user_of(connection)}")
     unfit = [*preflight.check_server(connection)] or [*preflight.check_markers(config, connection)]
@@ -58,7 +57,8 @@ def examine(config: PostgresConfig, connection: Connection) -> Iterator[Finding]
         unfit += preflight.check_publications(config, connection)
     yield from _fatal("table", unfit)
     if not unfit:
-        yield _trial(config, connection, target, mode)
+        marks = not (only_compares() and preflight.missing_markers(config, connection))
+        yield _trial(config, connection, target, mode, marks=marks)
 
 
 def _fatal(what: str, findings: list[str]) -> Iterator[Finding]:
@@ -86,15 +86,16 @@ def _room(connection: Connection, limit: int, mode: str) -> Finding:
     return Finding("settings", found, hint if limit - used < _FREE else "")
 
 
-def _trial(config: PostgresConfig, connection: Connection, target: Target, mode: str) -> Finding:
-    """Prepare an epoch without rows under a name of its own, and roll it back."""
+def _trial(config: PostgresConfig, connection: Connection, target: TargetTable, mode: str, *, marks: bool) -> Finding:
+    """Prepare an epoch without rows under a name of its own, and roll it back. ``marks``: there is a marker table."""
     # another query id each time: no other sink's sweep or marker knows this one
     identity = Identity(f"doctor-{uuid.uuid4().hex}", "trial", pipeline="doctor")
     table, epoch = Table(config, identity), Epoch(0, uuid.uuid4().hex)
     name = PreparedName.of(identity, epoch, WHOLE)
     try:
         with transaction(connection):
-            table.mark(connection, epoch)
+            if marks:
+                table.mark(Database(connection, Server.of(config)), epoch)
             # takes the table's lock and compares the rights as an INSERT does, and fires no trigger
             connection.execute(sql.SQL("EXPLAIN INSERT INTO {} SELECT WHERE false").format(target.relation.quoted))
             if mode == "staged":
@@ -112,5 +113,7 @@ def _trial(config: PostgresConfig, connection: Connection, target: Target, mode:
         return Finding("trial epoch", describe(failure), hint, is_fatal=True)
     except EpochsinkError as failure:
         return Finding("trial epoch", failure.message, failure.hint, is_fatal=True)
-    done = "marked" if mode == "staged" else "marked, prepared"
-    return Finding("trial epoch", f"{done} and rolled back in {target.relation}; no row was written")
+    done = [*(["marked"] if marks else []), *(["prepared"] if mode != "staged" else [])]
+    return Finding(
+        "trial epoch", f"{', '.join(done) or 'begun'} and rolled back in {target.relation}; no row was written"
+    )

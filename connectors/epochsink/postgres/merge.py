@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple, TypeVar
 
+import psycopg
 from psycopg import sql
 
 from epochsink.errors import PrepareFailed, RowsRejected
-from epochsink.postgres.catalog import require_unchanged
-from epochsink.postgres.combine import STORED, combined, folds, over_key
-from epochsink.postgres.dead_letter import halves_of_range, is_refusal, refused, told
+from epochsink.postgres.catalog import read_target, require_unchanged
+from epochsink.postgres.combine import STORED, Folds, combined, folds, over_key
+from epochsink.postgres.committable import Member, Merge, Relation
+from epochsink.postgres.dead_letter import EpochLetters, RefusedRow, halves_of_range, refused, require_a_row_taken, told
+from epochsink.postgres.errors import failure, is_known_refusal, is_missing, may_be_refusal
+from epochsink.postgres.prepared_transaction import transaction
+from epochsink.postgres.server import Connection
 from epochsink.postgres.staging import DELETED, NUMBER, REFUSED, TAG, rank_column, tag
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from epochsink.postgres.combine import Folds
-    from epochsink.postgres.committable import Member, Merge, Relation
-    from epochsink.postgres.dead_letter import Letters
-    from epochsink.postgres.server import Connection
+Result = TypeVar("Result")
 
 WORK_MEM: Final = "128MB"
 """Memory for the hash over the keys and the sort of duplicates. The server's default spills to disk at once."""
 
 
-def merge(connection: Connection, members: Mapping[str, Member], letters: Letters) -> None:
+def merge(
+    connection: Connection, members: Mapping[str, Member], letters: EpochLetters, *, careful: bool = False
+) -> dict[str, list[RefusedRow]]:
     """Apply the staged rows of one or several sinks, by name, to their targets within the current transaction.
 
     Rows are written in the order of ``members``, then deleted in the reverse order. So a row that references another
-    one is written after it and deleted before it. Rows that a target refuses go into ``letters`` if their member says
-    so; deletes that it refuses raise.
+    one is written after it and deleted before it. If ``careful``, rows that a target refuses go into ``letters`` if
+    their member says so; deletes that it refuses raise. Return the rows of each sink that became letters.
 
     Raises `PrepareFailed` if staging does not hold exactly the accepted rows, or if a target has changed since they
     were staged; `RowsRejected` if a key is null, or duplicated without order_by; `psycopg.Error`.
@@ -39,86 +42,160 @@ def merge(connection: Connection, members: Mapping[str, Member], letters: Letter
     if len(members) > 1:
         # Tables that reference each other in a circle have no valid order; deferrable constraints do not need one.
         connection.execute("SET CONSTRAINTS ALL DEFERRED")
-    elif any(member.merge.sets_aside for member in members.values()):
+    elif careful:
         # The end of the transaction would be too late to find the row that breaks one.
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-    written = {sink: _write(connection, sink, member, letters) for sink, member in members.items()}
-    for sink, (source, _) in reversed(written.items()):
+    written = {sink: _write(connection, sink, member, letters, careful=careful) for sink, member in members.items()}
+    for sink, done in reversed(written.items()):
         if members[sink].merge.deletes:
-            connection.execute(_delete(members[sink].merge, source))
-    for _, copy in written.values():
-        if copy is not None:
-            connection.execute(sql.SQL("DROP TABLE {}").format(copy.quoted))
+            with writing_rows(connection, members[sink].merge):
+                connection.execute(_delete(members[sink].merge, done.source))
+    for done in written.values():
+        if done.copy is not None:
+            connection.execute(sql.SQL("DROP TABLE {}").format(done.copy.quoted))
     for member in members.values():
         # Checked after the writes: their lock prevents changes from now on, and an INSERT would have cast silently to
         # the new type of a column that was changed before it.
-        require_unchanged(connection, member.merge)
+        require_unchanged(read_target(connection, member.merge.target), member.merge)
+    return {sink: done.refused for sink, done in written.items()}
 
 
-def _write(connection: Connection, sink: str, member: Member, letters: Letters) -> tuple[sql.Composed, Relation | None]:
-    """Insert or update the rows that are not deleted; set those aside that are refused, if the member says so.
+def by_trying(write: Callable[..., Result], members: Collection[Member]) -> Result:
+    """Write rows by ``write``; if a row may be refused, and may become a letter, write again with ``careful=True``.
 
-    Return the rows to apply, one for each key, and the copy of staging that holds them, if there is one.
+    ``write`` does so in a transaction of its own.
     """
-    if not member.merge.sets_aside:
-        return _write_all(connection, member), None
-    member = replace(member, rows=member.rows - letters.keep(connection, sink, member, _unfit(member)))
     try:
-        with connection.transaction():  # a savepoint
-            return _write_all(connection, member), None
+        return write()
     except Exception as error:
-        if not is_refusal(error):
+        if not (may_be_refusal(error) and any(member.merge.sets_aside for member in members)):
             raise
-    return _write_taken(connection, sink, member, letters)
+    return write(careful=True)
+
+
+@contextmanager
+def writing_rows(connection: Connection, plan: Merge) -> Iterator[None]:
+    """Run a statement that writes rows; raise `RowsRejected` if it fails, and the same one without rows does not.
+
+    So what depends on a row is a refusal, whatever the code of a trigger, policy, cast or index says. The transaction
+    under way is rolled back to find that out. If refused rows become letters, they are looked for in another way.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        if plan.sets_aside or is_known_refusal(error) or not may_be_refusal(error):
+            raise
+        if not _takes_no_rows(connection, plan):
+            raise
+        raise failure(error, f"writing into {plan.target}", is_refusal=True) from error
+
+
+def _takes_no_rows(connection: Connection, plan: Merge) -> bool:
+    nulls = [
+        sql.SQL("NULL::{} AS {}").format(sql.SQL(kind), sql.Identifier(name)) for name, kind in plan.columns.items()
+    ]
+    if plan.deletes:
+        nulls.append(sql.SQL("false AS {}").format(sql.Identifier(DELETED)))
+    nothing = sql.SQL("(SELECT {} WHERE false) AS staged").format(sql.SQL(", ").join(nulls))
+    statements = [_upsert(plan, nothing) if plan.key else _append(plan, nothing)]
+    if plan.deletes:
+        statements.append(_delete(plan, nothing))
+    try:
+        connection.rollback()
+        with transaction(connection):
+            for statement in statements:
+                connection.execute(statement)
+            connection.rollback()
+    except psycopg.Error:
+        return False
+    return True
+
+
+class _Written(NamedTuple):
+    """The rows to apply, one for each key; the copy of staging that holds them, if there is one; the letters."""
+
+    source: sql.Composed
+    copy: Relation | None
+    refused: list[RefusedRow]
+
+
+def _write(connection: Connection, sink: str, member: Member, letters: EpochLetters, *, careful: bool) -> _Written:
+    """Insert or update the rows that are not deleted; set those aside that are refused, if the member says so."""
+    unfit = _unfit(connection, member)
+    taken = replace(member, rows=member.rows - len(unfit))
+    if not (careful and member.merge.sets_aside):
+        written = _Written(_write_all(connection, taken), None, unfit)
+    else:
+        written = _write_taken(connection, taken, unfit)
+    letters.keep(connection, sink, member, written.refused)
+    return written
 
 
 def _write_all(connection: Connection, member: Member) -> sql.Composed:
     """Insert or update the rows that are not deleted; return the rows to apply, one for each key."""
     plan, source = member.merge, _source(member)
     if not plan.key:
-        merged = connection.execute(_append(plan, source)).rowcount
+        with writing_rows(connection, plan):
+            merged = connection.execute(_append(plan, source)).rowcount
         if merged != member.rows:  # a trigger may drop or redirect rows, so count the rows in staging itself
             verify_count(connection, member)
         return source
     if not _verify_keys(connection, member):
-        connection.execute(_upsert(plan, source))
+        with writing_rows(connection, plan):
+            connection.execute(_upsert(plan, source))
         return source
     with folds(connection, member.schema, plan.expressions, plan.columns) as made:
         source = _one_for_each_key(plan, source, made)
-        connection.execute(_upsert(plan, source))
+        with writing_rows(connection, plan):
+            connection.execute(_upsert(plan, source))
     return source
 
 
-def _write_taken(
-    connection: Connection, sink: str, member: Member, letters: Letters
-) -> tuple[sql.Composed, Relation | None]:
-    """Write those rows that the target takes, found by halves; the others become dead letters.
+def _write_taken(connection: Connection, member: Member, unfit: Sequence[RefusedRow]) -> _Written:
+    """Write those rows that the target takes, found by halves; the others become dead letters, as ``unfit`` do.
 
-    The rows are numbered in a copy of staging. A row that cannot be cast, or has no key, leaves the copy before the
-    newest row of each key is chosen: an older one of its key counts then. A row that the target refuses was chosen, and
-    the stored row of its key stays.
+    A row that cannot be cast, or has no key, leaves the copy of staging before the newest row of each key is chosen: an
+    older one of its key counts then. A row that the target refuses was chosen, and the stored row of its key stays.
     """
     plan = member.merge
     numbered = replace(member, table=f"{member.table}_c")
     copy = numbered.staging
-    count = connection.execute(_copy(member, copy)).rowcount
-    _expect(member.staging, count, member.rows)
+    # without those that do not fit, numbers have gaps
+    last = member.rows + len(unfit)
+    letters = list(unfit)
+    _expect(member.staging, connection.execute(_copy(member, copy)).rowcount, member.rows)
 
-    def set_aside(rows: sql.Composable, *reason: str | None) -> None:
-        letters.keep(connection, sink, member, letters.rendered(plan, copy, rows), *reason)
-        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(copy.quoted, rows))
+    def set_aside(found: Iterable[RefusedRow]) -> None:
+        some = list(found)
+        letters.extend(some)
+        if some:
+            connection.execute(
+                sql.SQL("DELETE FROM {} WHERE {} OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.int8[])").format(
+                    copy.quoted, sql.Identifier(NUMBER)
+                ),
+                [[each.number for each in some]],
+            )
 
-    def find(write: Callable[[range], object]) -> None:
-        for row, error in refused(connection, range(1, count + 1), halves_of_range, write):
-            set_aside(_numbered(row), *told(error))
+    def find(write: Callable[[range], object]) -> list[tuple[range, Exception]]:
+        found = list(refused(connection, range(1, last + 1), halves_of_range, write, none=range(1, 1)))
+        if found and all(is_missing(error) for _, error in found):
+            rows = _numbers(connection, sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(copy.quoted))[0]
+            require_a_row_taken(found[0][1], len(found), rows)
+        return found
 
     if plan.casts:
-        find(lambda rows: connection.execute(_cast(plan, _source(numbered, rows))))
+        wrong = find(lambda rows: connection.execute(_cast(plan, _source(numbered, rows))))
+        set_aside(RefusedRow(row.start, *told(error)) for row, error in wrong)
     if plan.key:
         null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in plan.key)
-        set_aside(null, None, f"the key ({', '.join(plan.key)}) is null, and matches no row")
+        keyless = connection.execute(
+            sql.SQL("SELECT {} FROM {} WHERE {}").format(sql.Identifier(NUMBER), copy.quoted, null)
+        ).fetchall()
+        reason = f"the key ({', '.join(plan.key)}) is null, and matches no row"
+        set_aside(RefusedRow(number, None, reason) for (number,) in keyless)
         keyed = _numbers(connection, sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(copy.quoted))[0]
-        if _verify_keys(connection, replace(numbered, rows=keyed)):
+        # what accumulates takes all rows of a key: each goes into a statement of its own then
+        if _verify_keys(connection, replace(numbered, rows=keyed)) and not plan.accumulate:
             chosen = _one_for_each_key(plan, _source(numbered, also=[sql.Identifier(NUMBER)]))
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE {number} NOT IN (SELECT {number} FROM {})").format(
@@ -130,35 +207,38 @@ def _write_taken(
     def write(rows: range) -> object:
         return connection.execute(rendered(plan, _source(numbered, rows)))
 
-    left = list(refused(connection, range(1, count + 1), halves_of_range, write))
+    left = find(write)
     # A row may need another one that was written after it, such as its parent in the same table.
     while len(again := _still_refused(connection, left, write)) < len(left):
         left = again
-    for row, error in left:
-        set_aside(_numbered(row), *told(error))
-    return _source(numbered), copy
+    set_aside(RefusedRow(row.start, *told(error)) for row, error in left)
+    return _Written(_source(numbered), copy, letters)
 
 
 def _still_refused(
     connection: Connection, rows: Sequence[tuple[range, Exception]], write: Callable[[range], object]
 ) -> list[tuple[range, Exception]]:
-    return [found for row, _ in rows for found in refused(connection, row, halves_of_range, write)]
+    return [still for row, _ in rows for still in refused(connection, row, halves_of_range, write, none=range(1, 1))]
 
 
 def _copy(member: Member, copy: Relation) -> sql.Composed:
     return sql.SQL(
         # not a temporary table: PREPARE TRANSACTION refuses a transaction that has used one
-        "CREATE UNLOGGED TABLE {} AS SELECT pg_catalog.row_number() OVER (ORDER BY ctid) AS {}, * FROM {} WHERE {}"
-    ).format(copy.quoted, sql.Identifier(NUMBER), member.staging.quoted, _accepted(member))
+        "CREATE UNLOGGED TABLE {} AS SELECT * FROM {} WHERE {}"
+    ).format(copy.quoted, member.staging.quoted, _accepted(member))
 
 
-def _unfit(member: Member) -> sql.Composed:
-    """Select the letters among the staged rows: what no column of the staging table could hold."""
-    return sql.SQL(
-        "SELECT pg_catalog.jsonb_extract_path_text({0}, 'sqlstate'), "
-        "pg_catalog.jsonb_extract_path_text({0}, 'error'), pg_catalog.jsonb_extract_path({0}, 'row') "
-        "FROM {1} WHERE {0} IS NOT NULL AND {2}"
-    ).format(sql.Identifier(REFUSED), member.staging.quoted, _of_tasks(member.tasks))
+def _unfit(connection: Connection, member: Member) -> list[RefusedRow]:
+    """Return the rows that no column of the staging table could hold."""
+    if not member.unfit:
+        return []
+    statement = sql.SQL(
+        "SELECT {0}, pg_catalog.jsonb_extract_path_text({1}, '0'), pg_catalog.jsonb_extract_path_text({1}, '1') "
+        "FROM {2} WHERE {1} IS NOT NULL"
+    ).format(sql.Identifier(NUMBER), sql.Identifier(REFUSED), member.staging.quoted)
+    rows = [RefusedRow(*row) for row in connection.execute(statement).fetchall()]
+    _expect(member.staging, len(rows), member.unfit)
+    return rows
 
 
 def _cast(plan: Merge, source: sql.Composed) -> sql.Composed:
@@ -171,6 +251,36 @@ def _numbered(rows: range) -> sql.Composed:
     return sql.SQL("{0} OPERATOR(pg_catalog.>=) {1} AND {0} OPERATOR(pg_catalog.<) {2}").format(
         number, sql.Literal(rows.start), sql.Literal(rows.stop)
     )
+
+
+def superseded(connection: Connection, member: Member, refusals: Sequence[RefusedRow]) -> int:
+    """Return how many merged rows of a member with a key are not in the target, because a newer row of their key is.
+
+    That may be one of these rows, or one that was stored already. ``refusals`` are not counted.
+    """
+    plan = member.merge
+    if plan.accumulate:
+        return 0  # every row is in the result
+    letters = [each.number for each in refusals]
+    taken = sql.SQL("(SELECT * FROM {} WHERE NOT {} OPERATOR(pg_catalog.=) ANY ({}::pg_catalog.int8[])) AS taken")
+    rows = taken.format(_source(member, also=[sql.Identifier(NUMBER)]), sql.Identifier(NUMBER), sql.Literal(letters))
+    chosen = _one_for_each_key(plan, rows)
+    older: sql.Composable = sql.SQL("0")
+    if plan.newer_wins:
+        older = sql.SQL("(SELECT pg_catalog.count(*) FROM {} JOIN {} AS {stored} ON {} WHERE NOT {})").format(
+            chosen,
+            plan.target.quoted,
+            _same_key(plan, STORED, "latest_of_key"),
+            _is_not_older(plan.newer_wins, "latest_of_key", STORED),
+            stored=sql.Identifier(STORED),
+        )
+    return _numbers(
+        connection,
+        sql.SQL(
+            "SELECT (SELECT pg_catalog.count(*) FROM {}) OPERATOR(pg_catalog.-) (SELECT pg_catalog.count(*) FROM {}) "
+            "OPERATOR(pg_catalog.+) {}"
+        ).format(rows, chosen, older),
+    )[0]
 
 
 def verify(connection: Connection, member: Member) -> None:
@@ -294,14 +404,20 @@ def _is_not_older(column: str, new: str, stored: str) -> sql.Composed:
 
 
 def _delete(plan: Merge, source: sql.Composed) -> sql.Composed:
-    same = sql.SQL(" AND ").join(
-        sql.SQL("old.{0} {1} gone.{0}").format(sql.Identifier(name), sql.SQL(plan.equals.get(name, "=")))
-        for name in plan.key
-    )
+    same = _same_key(plan, "old", "gone")
     if plan.newer_wins:
         same = sql.SQL("{} AND {}").format(same, _is_not_older(plan.newer_wins, "gone", "old"))
     return sql.SQL("DELETE FROM {} AS old USING (SELECT * FROM {} WHERE {}) AS gone WHERE {}").format(
         plan.target.quoted, source, sql.Identifier(DELETED), same
+    )
+
+
+def _same_key(plan: Merge, one: str, other: str) -> sql.Composed:
+    return sql.SQL(" AND ").join(
+        sql.SQL("{1} {0} {2}").format(
+            sql.SQL(plan.equals.get(name, "=")), sql.Identifier(one, name), sql.Identifier(other, name)
+        )
+        for name in plan.key
     )
 
 
@@ -358,13 +474,9 @@ def _ranks(plan: Merge) -> list[sql.Composable]:
 
 def _accepted(member: Member) -> sql.Composed:
     """Select the rows of the accepted tasks that are to be written."""
-    if not member.merge.sets_aside:
-        return _of_tasks(member.tasks)
-    return sql.SQL("{} AND {} IS NULL").format(_of_tasks(member.tasks), sql.Identifier(REFUSED))
-
-
-def _of_tasks(tasks: Sequence[str]) -> sql.Composed:
-    tags = sql.SQL(", ").join(sql.Literal(tag(task)) for task in tasks)
+    if member.merge.sets_aside:
+        return sql.SQL("{} IS NULL").format(sql.Identifier(REFUSED))  # the driver has staged accepted rows alone
+    tags = sql.SQL(", ").join(sql.Literal(tag(task)) for task in member.tasks)
     return sql.SQL("{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}]::pg_catalog.int8[])").format(sql.Identifier(TAG), tags)
 
 

@@ -7,138 +7,104 @@ come last, because a prepared transaction locks its staging table.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
 
-from psycopg import errors, sql
+from psycopg import errors
 
-from epochsink.errors import WentBack
-from epochsink.identity import PREFIX, PreparedName, staging_owner
-from epochsink.postgres.committable import Relation
-from epochsink.postgres.prepared_transaction import rollback_prepared
+from epochsink.identity import PreparedName, staging_owner
+from epochsink.postgres.committable import Relation, read_part
+from epochsink.postgres.database import Database
 from epochsink.postgres.sessions import DRIVER, SessionName
 from epochsink.postgres.staging import Note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from epochsink.postgres.committable import Part
-    from epochsink.postgres.server import Connection
+from epochsink.sink import Committable, Recorded, Remnant, RemnantState
 
 _log = logging.getLogger(__name__)
 
-_DROP_TIMEOUT: Final = "100ms"
-"""A reader that locks a staging table for longer (pg_dump) must not delay each epoch."""
-_TERMINATE_MILLISECONDS: Final = 2000
 
-_SESSIONS: Final = """
-SELECT pid, application_name FROM pg_stat_activity
-WHERE datname = current_database() AND application_name LIKE %s AND pid <> pg_backend_pid()
-"""
-_STAGING: Final = """
-SELECT c.relname, obj_description(c.oid, 'pg_class')
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE %s
-"""
-_HOLDERS: Final = """
-SELECT x.gid FROM pg_prepared_xacts x
-JOIN pg_locks own ON own.locktype = 'transactionid' AND own.pid IS NULL AND own.transactionid = x.transaction
-JOIN pg_locks held ON held.virtualtransaction = own.virtualtransaction AND held.pid IS NULL
-JOIN pg_class c ON held.locktype = 'relation' AND held.relation = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE x.database = current_database() AND x.gid LIKE %s AND n.nspname = %s AND c.relname = ANY (%s)
-"""
-"""A prepared transaction has no process: its lock on its own id leads to its other locks."""
+SESSION: Final = "session"
+PREPARED: Final = "prepared transaction"
+STAGING: Final = "staging table"
+_STATES: Final = {
+    SESSION: RemnantState.RUNNING,
+    PREPARED: RemnantState.PREPARED,
+    STAGING: RemnantState.STAGED,
+}
 
 
 class Orphans:
-    """Ends what belongs to one identity, for generations up to ``generation``. Raises `psycopg.Error`."""
+    """Finds and ends what belongs to one identity; ``generation`` is this driver's. Raises `psycopg.Error`."""
 
-    def __init__(self, connection: Connection, schema: str, key: str, generation: int) -> None:
-        self._connection = connection
+    def __init__(self, database: Database, schema: str, key: str, generation: int) -> None:
+        self._database = database
         self._schema = schema
         self._key = key
         self._generation = generation
 
-    def names(self) -> list[str]:
-        """Return the prepared transactions and the staging tables, of any generation."""
-        return [*sorted(prepared_gids(self._connection, self._key)), *self._tables()]
-
-    def newest_generation(self) -> int:
-        """Return the highest generation of a prepared transaction, staging table or session; 0 if there is none."""
-        names = [PreparedName.parse(gid) for gid in prepared_gids(self._connection, self._key)]
-        found = [*names, *(name for _, name in self._sessions())]
-        return max((name.generation for name in [*found, *self._tables().values()] if name), default=0)
-
-    def end_all(self, keep: Sequence[Part], done: Sequence[Part] = ()) -> list[str]:
-        """End everything that ``keep`` does not name; return one line for each thing ended.
-
-        Raises `WentBack`, and ends nothing, if a part of ``done`` is still prepared.
-        """
-        self._refuse_done({part.gid for part in done if part.gid})
-        attempts = {part.attempt for part in keep}
-        gids = {part.gid for part in keep}
-        tables = {table for part in keep for table in part.tables}
-        ended = self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts))
-        staging = [table for table in self._staging() if table not in tables]
-        of_others = [table for table in staging if (owner := staging_owner(table)) and owner[1] not in attempts]
+    def remnants(self, recorded: Recorded) -> list[Remnant]:
+        """Return sessions, except those of this driver, prepared transactions and staging tables."""
+        parts = {read_part(part): part for each in recorded[::-1] for part in each}
+        attempts = {part.attempt: given for part, given in parts.items()}
+        gids = {part.gid: given for part, given in parts.items() if part.gid}
+        tables = {table: given for part, given in parts.items() for table in part.tables}
+        staged = self._tables()
+        pending = [read_part(part) for part in recorded[0]]
+        kept = {each.attempt for each in pending} | {table for each in pending for table in each.tables}
+        left = [table for table in staged if kept.isdisjoint({table, _attempt_of(table)})]
+        prepared = sorted(self._own | self._shared(left) | self._database.still_prepared(gids.keys()))
         return [
-            *ended,
-            *self._roll_back(self._own | self._shared(of_others), lambda name: str(name) not in gids),
-            *(f"dropped staging table {table}" for table in staging if self.drop(table)),
+            *(
+                self._remnant(SESSION, f"{pid} ({name})", name.generation, pid, of=_working_for(name, attempts))
+                for pid, name in self._database.sessions(self._key)
+                if (name.generation, name.attempt) != (self._generation, DRIVER)
+            ),
+            *(
+                self._remnant(PREPARED, gid, name.generation, gid, of=gids.get(gid))
+                for gid in prepared
+                if (name := PreparedName.parse(gid)) is not None
+            ),
+            *(
+                self._remnant(STAGING, table, note.generation if note else 0, table, of=tables.get(table))
+                for table, note in staged.items()
+            ),
         ]
 
-    def _refuse_done(self, done: set[str]) -> None:
-        again = still_prepared(self._connection, done)
-        if again:
-            raise WentBack(
-                f"prepared transaction {min(again)} exists, but the ledger says that its epoch is done: the server "
-                "has lost the commit, as after a failover to a standby that lacked it; its rows are not visible",
-                hint="restore the newer state of the server; the transaction is left as it is",
-            )
+    def _remnant(self, kind: str, name: str, generation: int, handle: object, of: Committable | None) -> Remnant:
+        return Remnant(kind, name, generation, self._key, state=_STATES[kind], of=of, handle=handle)
+
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        """End those of this identity; return one line for each thing ended."""
+        own = [each for each in remnants if each.key == self._key]
+        roll_back = self._database.rollback_prepared
+        return [
+            *(
+                f"terminated {each}"
+                for each in own
+                if each.kind == SESSION and self._terminate(cast("int", each.handle))
+            ),
+            *(f"rolled back {each}" for each in own if each.kind == PREPARED and roll_back(each.name)),
+            *(f"dropped {each}" for each in own if each.kind == STAGING and self.drop(each.name)),
+        ]
 
     def drop(self, table: str) -> bool:
         """Drop a staging table. Return False if it is locked; the next sweep tries again."""
-        name = Relation(self._schema, table).quoted
-        # not durable: if a crash brings the table back, the next sweep drops it again
-        statement = "SET LOCAL lock_timeout = {}; SET LOCAL synchronous_commit = off; DROP TABLE IF EXISTS {}"
         try:
-            self._connection.execute(sql.SQL(statement).format(sql.Literal(_DROP_TIMEOUT), name))
+            self._database.drop_staging(Relation(self._schema, table))
         except (errors.LockNotAvailable, errors.InternalError_, errors.InsufficientPrivilege) as held:
             _log.warning("staging table %s is left for the next sweep: %s", table, held.diag.message_primary)
             return False
         return True
 
-    def _end_sessions(self, is_left: Callable[[SessionName], bool]) -> list[str]:
-        """Terminate sessions of older generations, and task sessions of this generation whose attempt is over."""
-        ended = []
-        for pid, name in self._sessions():
-            if name.generation > self._generation:
-                continue
-            of_ours = name.generation == self._generation
-            if (of_ours and name.attempt == DRIVER) or not (is_left(name) or name.attempt == DRIVER):
-                continue
-            if self._terminate(pid):
-                ended.append(f"terminated session {pid} ({name})")
-        return ended
-
-    def _sessions(self) -> list[tuple[int, SessionName]]:
-        rows = self._connection.execute(_SESSIONS, [SessionName.pattern(self._key)]).fetchall()
-        return [(pid, name) for pid, application in rows if (name := SessionName.parse(application))]
-
     def _terminate(self, pid: int) -> bool:
         try:
-            done = self._connection.execute(
-                # and wait for its end: a session that is only told to end may prepare one more transaction
-                "SELECT pg_terminate_backend(%s, %s)",
-                [pid, _TERMINATE_MILLISECONDS],
-            ).fetchone()
+            return self._database.terminate(pid)
         except errors.InsufficientPrivilege as refused:
             _log.warning("session %d cannot be terminated: %s", pid, refused.diag.message_primary)
             return False
-        return bool(done and done[0])
 
     @property
     def _own(self) -> set[str]:
-        return prepared_gids(self._connection, self._key)
+        return {transaction.gid for transaction in self._database.prepared_transactions(self._key)}
 
     def _shared(self, staging: Sequence[str]) -> set[str]:
         """Return the transactions that hold rows of this sink out of these staging tables.
@@ -148,42 +114,19 @@ class Orphans:
         """
         if not staging:
             return set()
-        return {gid for (gid,) in self._connection.execute(_HOLDERS, [f"{PREFIX}:%", self._schema, list(staging)])}
-
-    def _roll_back(self, gids: Collection[str], is_left: Callable[[PreparedName], bool]) -> list[str]:
-        ended = []
-        for gid in sorted(gids):
-            name = PreparedName.parse(gid)
-            if name is None or name.generation > self._generation or not is_left(name):
-                continue
-            if rollback_prepared(self._connection, gid):
-                ended.append(f"rolled back prepared transaction {gid}")
-        return ended
-
-    def _staging(self) -> list[str]:
-        """Return the identity's staging tables, except those whose comment names a newer generation."""
-        return [table for table, note in self._tables().items() if not note or note.generation <= self._generation]
+        return {lock.gid for lock in self._database.prepared_locks(staging) if lock.schema == self._schema}
 
     def _tables(self) -> dict[str, Note | None]:
-        found = self._connection.execute(_STAGING, [self._schema, f"s\\_{self._key}\\_%"]).fetchall()
-        return {table: Note.parse(comment) for table, comment in found if staging_owner(table)}
+        tables = self._database.staging_tables(self._key)
+        return {
+            table.name: table.note for table in tables if table.schema == self._schema and staging_owner(table.name)
+        }
 
 
-def prepared_gids(connection: Connection, key: str) -> set[str]:
-    """Return the names of an identity's prepared transactions. Raises `psycopg.Error`."""
-    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE %s"
-    return {gid for (gid,) in connection.execute(query, [PreparedName.pattern(key)]).fetchall()}
+def _attempt_of(table: str) -> str | None:
+    owner = staging_owner(table)
+    return owner[1] if owner else None
 
 
-def still_prepared(connection: Connection, gids: Collection[str]) -> set[str]:
-    """Return those of ``gids`` that are prepared, including those named after another sink. Raises `psycopg.Error`."""
-    if not gids:
-        return set()
-    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
-    return {gid for (gid,) in connection.execute(query, [list(gids)]).fetchall()}
-
-
-def exists(connection: Connection, relation: Relation) -> bool:
-    """Return whether the table exists. Raises `psycopg.Error`."""
-    found = connection.execute("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", [str(relation)]).fetchone()
-    return bool(found and found[0])
+def _working_for(name: SessionName, attempts: Mapping[str, Committable]) -> Committable | None:
+    return next((part for attempt, part in attempts.items() if name.works_for(attempt)), None)

@@ -11,31 +11,11 @@ and it is no place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
-
-from psycopg import errors
+from typing import Any, Self
 
 from epochsink.errors import WentBack
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.postgres.server import Connection
-
-_DATABASE: Final = "SELECT oid, datname, pg_is_in_recovery() FROM pg_database WHERE datname = current_database()"
-_CLUSTER: Final = (
-    # the timeline is the first part of a WAL file's name: pg_control_checkpoint() tells that of the last checkpoint,
-    # which a promotion may not have made yet
-    "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int "
-    "FROM pg_control_system()"
-)
-_UNTOLD: Final = (
-    errors.InsufficientPrivilege,
-    errors.UndefinedFunction,
-    errors.FeatureNotSupported,
-)
-"""Some hosted servers refuse the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +28,6 @@ class Place:
     timeline: int = 0
 
     @classmethod
-    def of(cls, connection: Connection) -> Self:
-        """Return where a session is; asked once a session. Raises `psycopg.Error`, also if it is on a standby."""
-        if connection.place is None:
-            oid, name, is_standby = connection.execute(_DATABASE).fetchone() or (0, "", False)
-            if is_standby:
-                # the next try opens a session anew, perhaps on another host of the dsn
-                connection.close()
-                raise errors.ReadOnlySqlTransaction(
-                    "the server is a standby (pg_is_in_recovery), and what it has not replayed yet would look lost"
-                )
-            try:
-                cluster, timeline = connection.execute(_CLUSTER).fetchone() or (None, 0)
-            except _UNTOLD:
-                cluster, timeline = None, 0
-            connection.place = {"database": name, "oid": oid, "cluster": cluster, "timeline": timeline}
-        return cls(**connection.place)
-
-    @classmethod
     def from_json(cls, values: Mapping[str, Any] | None) -> Self | None:
         """Return what was recorded; None if nothing was."""
         return None if values is None else cls(**values)
@@ -74,10 +36,14 @@ class Place:
         """Return it as JSON values."""
         return asdict(self)
 
-    def require(self, recorded: Place | None, table: object, epoch: int) -> None:
-        """Raise `WentBack` unless this is where ``recorded``, of the newest epoch ``epoch`` (-1: none), was."""
+    def require(self, recorded: Place | None, table: object, done: int, pending: int | None = None) -> None:
+        """Raise `WentBack` unless this is where ``recorded``, of the newest epoch, was.
+
+        That is the newest ``done`` epoch (-1: none), or the one that is ``pending`` after it.
+        """
         if recorded is None:
             return
+        epoch = done if pending is None else pending
         # a server that does not tell its cluster, now or then, is compared by the database alone
         if (self.cluster or recorded.cluster) != (recorded.cluster or self.cluster) or self.oid != recorded.oid:
             holds = f"every row of this query up to epoch {epoch}" if epoch >= 0 else "no row of this query"
@@ -93,7 +59,7 @@ class Place:
                 f"timeline {recorded.timeline}: this server is the old primary; a standby was promoted",
                 hint="name the present primary in dsn= (several hosts with target_session_attrs=read-write); "
                 "stop this server. If that primary is lost for good, and this server holds every row up to the newest "
-                "done epoch: epochsink accept CHECKPOINT EPOCH --sink NAME",
+                f"done epoch: epochsink accept CHECKPOINT {done if done >= 0 else 'none'} --sink NAME",
             )
 
     def __str__(self) -> str:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import psycopg
+import pyarrow as pa
 from psycopg import errors, sql
 
 from epochsink.errors import ConfigurationError
-from epochsink.postgres import applied_epochs, dead_letter
-from epochsink.postgres.catalog import read_target, unsafe
+from epochsink.postgres import dead_letter, marker_table
+from epochsink.postgres.catalog import TargetTable, read_target, unsafe
 from epochsink.postgres.committable import Relation
 from epochsink.postgres.compared import check_compared
-from epochsink.postgres.ddl import add_columns, create_target, table_ddl
-from epochsink.postgres.errors import describe, failure
+from epochsink.postgres.config import PostgresConfig, identifier
+from epochsink.postgres.ddl import add_columns, create_target, lacking, table_ddl
+from epochsink.postgres.errors import ConnectionRefused, describe, failure, is_disconnected
 from epochsink.postgres.prepared_transaction import SYNC_HINT
 from epochsink.postgres.row_mapping import fit, unfilled, writer_schema
-from epochsink.postgres.server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.postgres.catalog import Target
-    from epochsink.postgres.config import PostgresConfig
-    from epochsink.postgres.server import Connection
-    from epochsink.postgres.types import Encoding
+from epochsink.postgres.server import Connection, Server
+from epochsink.postgres.types import Encoding
+from epochsink.sink import only_compares, would
 
 # since 14, pg_terminate_backend can wait for the end of a session, which the sweeps rely on
 MIN_VERSION: Final = 140000
+MOST_COLUMNS: Final = 1600 - 20
+"""Of a table's 1,600 columns, without those that a staging table has beside the row's."""
 
 _MARKER: Final = """
 SELECT c.relkind::text, c.relpersistence::text,
@@ -74,9 +72,10 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
     """Compare a configuration and the rows' schema with the server; return one line for each problem found.
 
     Creates the marker table, its schema and, with ``create``, the target if they are missing; with ``add_columns`` adds
-    columns to it. Raises `psycopg.Error` if the connection is lost.
+    columns to it; not if it `only_compares`. Raises `psycopg.Error` if the connection is lost.
     """
-    unfit = list(check_server(connection))
+    # before anything is made: the server would cut a name that is too long, and make a column of another name
+    unfit = [*check_server(connection), *_check_names(config, row)]
     if unfit:
         return unfit
     findings = list(check_markers(config, connection))
@@ -94,11 +93,17 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
         grant = f"GRANT USAGE ON SCHEMA {place} TO {user_of(connection)};"
         return [*findings, f"table {relation}: {describe(refused)}; let its owner run: {grant}"]
     if target is None:
-        return findings if config.create and findings else [*findings, _unknown_table(config, connection, row)]
+        is_named = config.create and (findings or only_compares())
+        return findings if is_named else [*findings, _unknown_table(config, connection, row)]
     if config.add_columns and not list(check_kind(target)):
         not_added = list(add_columns(config, connection, target, row))
         if not_added:
             return findings + not_added
+        if only_compares():
+            # the others: a column that is added has the type that fits
+            added = lacking(config, target, row)
+            row = pa.schema([field for field in row if field.name not in added])
+            config = config.without(added)
         target = read_target(connection, target.relation) or target
     schema = writer_schema(row, deletes=config.delete_when is not None)
     return [*findings, *_check_target(config, connection, target, schema)]
@@ -106,9 +111,27 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
 
 def unreachable(config: PostgresConfig, error: psycopg.Error) -> str:
     """Return the finding for a server that refuses the connection, or a question about the table."""
-    refused = "connect to" if isinstance(error, psycopg.OperationalError) else "look into"
+    # many an error of a statement is an OperationalError too
+    refused = "connect to" if is_disconnected(error) or isinstance(error, ConnectionRefused) else "look into"
     known = failure(error, f"cannot {refused} {Server.of(config).database}")
     return f"{known.message}; {known.hint}"
+
+
+def _check_names(config: PostgresConfig, row: pa.Schema) -> Iterator[str]:
+    """Yield columns of the row that no table can have."""
+    if len(row) > MOST_COLUMNS:
+        yield (
+            f"the row has {len(row)} columns, and a table of PostgreSQL and the sink's own staging table hold at most "
+            f"{MOST_COLUMNS} of them; leave some out with select=, or combine some: a struct or map becomes one column"
+        )
+    for name in row.names:
+        try:
+            identifier(name, f"column {name!r} of the row for {Relation.of(config.table)}")
+        except ConfigurationError as unfit:
+            yield f"{unfit.message}; select it under another name with AS"
+    for name, times in Counter(row.names).items():
+        if times > 1:
+            yield f"the row has {times} columns {name!r}; select each under a name of its own with AS"
 
 
 def check_server(connection: Connection) -> Iterator[str]:
@@ -132,14 +155,18 @@ def check_markers(config: PostgresConfig, connection: Connection) -> Iterator[st
     """Create the marker table if it is missing; yield why it cannot be used."""
     user, schema = user_of(connection), sql.Identifier(config.marker_schema).as_string(connection)
     ddl = f"CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
-    table = sql.Identifier(config.marker_schema, applied_epochs.TABLE).as_string(connection)
+    table = sql.Identifier(config.marker_schema, marker_table.TABLE).as_string(connection)
     try:
         published = list(_check_marker_publication(config, connection, table))
         if published:
             # Before the table is created: a table that exists is already published.
             yield from published
             return
-        applied_epochs.create(connection, config.marker_schema)
+        if only_compares() and (missing := missing_markers(config, connection)):
+            would(f"create {' and '.join(missing)}")
+            yield from _may_create(connection, config.marker_schema, ddl)
+            return
+        marker_table.MarkerTable(connection, config.marker_schema).create()
         if config.sets_aside:
             dead_letter.create(connection, config.marker_schema)
     except errors.InsufficientPrivilege as refused:
@@ -162,9 +189,32 @@ def check_markers(config: PostgresConfig, connection: Connection) -> Iterator[st
         )
 
 
+def missing_markers(config: PostgresConfig, connection: Connection) -> list[str]:
+    """Return what a start would make in the marker schema."""
+    schema = sql.Identifier(config.marker_schema).as_string(connection)
+    wanted = [marker_table.TABLE, *([dead_letter.TABLE] if config.sets_aside else [])]
+    names = [sql.Identifier(config.marker_schema, table).as_string(connection) for table in wanted]
+    has_schema, *has = connection.execute(
+        "SELECT to_regnamespace(%s) IS NOT NULL" + ", to_regclass(%s) IS NOT NULL" * len(names), [schema, *names]
+    ).fetchone() or (False,)
+    missing = [] if has_schema else [f"schema {schema}"]
+    return missing + [f"table {name}" for name, is_there in zip(names, has, strict=True) if not is_there]
+
+
+def _may_create(connection: Connection, schema: str, ddl: str) -> Iterator[str]:
+    """Yield what to run first if this user may not make a table in a schema, or the schema."""
+    (may,) = connection.execute(
+        "SELECT CASE WHEN to_regnamespace(%(quoted)s) IS NULL "
+        "THEN has_database_privilege(current_database(), 'CREATE') ELSE has_schema_privilege(%(name)s, 'CREATE') END",
+        {"name": schema, "quoted": sql.Identifier(schema).as_string(connection)},
+    ).fetchone() or (False,)
+    if not may:
+        yield f"user {user_of(connection)} may not create it in schema {schema}; let the DBA run: {ddl}"
+
+
 def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
     """Yield the reasons why the marker table cannot prove what is applied, after it was created or changed by hand."""
-    found = connection.execute(_MARKER, [list(applied_epochs.KEY), table]).fetchone()
+    found = connection.execute(_MARKER, [list(marker_table.KEY), table]).fetchone()
     if found is None:
         return
     kind, persistence, has_key, row_security = found
@@ -174,7 +224,7 @@ def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
     if persistence != "p":
         yield f"the marker table {table} is UNLOGGED: a crash would empty it; ALTER TABLE {table} SET LOGGED"
     if not has_key:
-        columns = ", ".join(applied_epochs.KEY)
+        columns = ", ".join(marker_table.KEY)
         yield (
             f"the marker table {table} has no primary key ({columns}), so an epoch could be applied twice; "
             f"ALTER TABLE {table} ADD PRIMARY KEY ({columns})"
@@ -186,7 +236,9 @@ def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
         )
 
 
-def _check_target(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
+def _check_target(
+    config: PostgresConfig, connection: Connection, target: TargetTable, schema: pa.Schema
+) -> Iterator[str]:
     yield from check_kind(target)
     yield from unsafe(target, config.key, deletes=config.delete_when is not None, direct=config.is_direct)
     encodings, unfit = fit(schema, target, direct=config.is_direct)
@@ -207,7 +259,7 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
         yield from check_publications(config, connection)
 
 
-def check_kind(target: Target) -> Iterator[str]:
+def check_kind(target: TargetTable) -> Iterator[str]:
     """Yield why no rows can be copied into the target."""
     if target.kind not in ("r", "p"):
         kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
@@ -217,7 +269,7 @@ def check_kind(target: Target) -> Iterator[str]:
         )
 
 
-def _check_key(config: PostgresConfig, target: Target, schema: pa.Schema) -> Iterator[str]:
+def _check_key(config: PostgresConfig, target: TargetTable, schema: pa.Schema) -> Iterator[str]:
     if not config.key:
         return
     absent = [name for name in config.key if name not in schema.names]
@@ -234,7 +286,7 @@ def _check_key(config: PostgresConfig, target: Target, schema: pa.Schema) -> Ite
 
 
 def _check_spread(
-    config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
+    config: PostgresConfig, connection: Connection, target: TargetTable, encodings: Sequence[Encoding]
 ) -> Iterator[str]:
     """Yield key columns in which two values differ in Spark and are equal in the table.
 
@@ -256,7 +308,7 @@ def _check_spread(
 
 
 def _check_privileges(
-    config: PostgresConfig, connection: Connection, target: Target, names: Sequence[str]
+    config: PostgresConfig, connection: Connection, target: TargetTable, names: Sequence[str]
 ) -> Iterator[str]:
     needed = {"INSERT": list(names)}
     if config.key:
@@ -282,7 +334,7 @@ def _check_privileges(
             yield f"user {user} lacks DELETE on {table}; let its owner run: GRANT DELETE ON {table} TO {user};"
 
 
-def _check_mode(config: PostgresConfig, target: Target) -> Iterator[str]:
+def _check_mode(config: PostgresConfig, target: TargetTable) -> Iterator[str]:
     if config.mode(target.max_prepared_transactions) == "prepared" and target.max_prepared_transactions == 0:
         staged = "" if config.atomic else " and atomic=True"
         yield (
@@ -310,8 +362,8 @@ def _check_marker_publication(config: PostgresConfig, connection: Connection, ta
     ddl = "; ".join(
         " ".join(statement.as_string(connection).split())
         for statement in (
-            applied_epochs.schema_ddl(config.marker_schema),
-            applied_epochs.table_ddl(config.marker_schema),
+            marker_table.schema_ddl(config.marker_schema),
+            marker_table.table_ddl(config.marker_schema),
         )
     )
     for name, kind in _publications(config, connection):

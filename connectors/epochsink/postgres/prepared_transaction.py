@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final, LiteralString
 
 import psycopg
 from psycopg import errors, sql
 
 from epochsink.errors import PrepareFailed
-from epochsink.identity import PREFIX
+from epochsink.identity import PREFIX, PreparedName
 from epochsink.postgres.errors import translated
+from epochsink.postgres.server import Connection
 from epochsink.retry import retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import LiteralString
-
-    from epochsink.identity import PreparedName
-    from epochsink.postgres.server import Connection
 
 _BUSY_SECONDS: Final = 5.0
 LOCAL: Final = sql.SQL("SET LOCAL synchronous_commit = local; ")

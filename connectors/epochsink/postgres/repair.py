@@ -1,4 +1,4 @@
-"""Apply done epochs again to a database that was set back: each part once more, with its marker.
+"""Find out what a database that was set back lacks of done epochs.
 
 A restore or a failover takes back the newest transactions, and the marker rows are in the same ones. So a part without
 its marker row is not in the table either. The rows are prepared again under the attempt that the ledger records, so
@@ -7,39 +7,54 @@ that the marker is as it was, and its primary key admits the part once, whoever 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from epochsink.errors import WentBack
 from epochsink.postgres.committable import read_part
+from epochsink.postgres.database import Database
+from epochsink.postgres.table import Table
 from epochsink.postgres.table_identity import require_same_table
-from epochsink.sink import Epoch, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from epochsink.postgres.server import Connection
-    from epochsink.postgres.table import Table
-    from epochsink.sink import Ballots, Committable, LastDone, Participant, Verdict
+from epochsink.sink import Committable, Epoch, LastDone, Losses
+from epochsink.sink.marks import ReadMarks
 
 
-def lacking(connection: Connection, table: Table, done: LastDone) -> list[Committable]:
+class PostgresLosses(Losses):
+    """One search by marker rows; ``tables`` by sink, and ``ask`` lends the session of one."""
+
+    def __init__(
+        self,
+        marks: ReadMarks,
+        tables: Mapping[str, Table],
+        ask: Callable[..., AbstractContextManager[Database]],
+    ) -> None:
+        super().__init__(marks)
+        self._tables = tables
+        self._ask = ask
+
+    def lacking(self, sink: str, done: LastDone) -> list[Committable]:
+        """Return the parts that have no marker row; see `lacking`."""
+        with self._ask(sink, f"reading the marker of {self._tables[sink]}") as database:
+            return _lacking(database, self._tables[sink], done)
+
+
+def _lacking(database: Database, table: Table, done: LastDone) -> list[Committable]:
     """Return the parts of a done epoch that have no marker row.
 
     Raises `WentBack` if rows may be there without their markers: in another database or table, or without any marker.
     """
-    table.require_place(connection, done)
-    require_same_table(connection, table, done, None)
+    table.require_place(database, done)
+    require_same_table(database, table, done, None)
     marker = table.marker
-    if not marker.has_joined(connection):
+    if not marker.has_joined(database):
         raise WentBack(
             f"table {table} has no marker of this query at all: whether its rows were taken back with the markers, or "
             "somebody deleted the markers alone, is unknown; what is applied again could be there twice",
             hint="restore the table and the markers from one and the same copy",
         )
     parts = {read_part(part): part for part in done.parts}
-    table.refuse_applied(connection, Epoch(done.epoch, done.attempt), [part.attempt for part in parts])
-    missing = {read: part for read, part in parts.items() if marker.attempt(connection, done.epoch, read.name) is None}
+    table.refuse_applied(database, Epoch(done.epoch, done.attempt), [part.attempt for part in parts])
+    missing = {read: part for read, part in parts.items() if marker.attempt(database, done.epoch, read.name) is None}
     seals = [read for read in missing if read.is_seal]
     if len(missing) < len(parts) and any(member.merge.key for seal in seals for member in seal.members.values()):
         raise WentBack(
@@ -51,43 +66,16 @@ def lacking(connection: Connection, table: Table, done: LastDone) -> list[Commit
     return list(missing.values())
 
 
-def reapply(participant: Participant, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
-    """Commit parts that are still prepared; prepare all others again, under the recorded attempt, and commit them."""
-    verdicts: dict[str, list[Verdict]] = {name: [] for name in ballots}
-    read = {name: [read_part(part) for part in ballot.parts] for name, ballot in ballots.items()}
-    # what several sinks have recorded is one part
-    for part in dict.fromkeys(part for parts in read.values() for part in parts):
-        recorded = part.to_json()
-        shared = {name: replace(ballots[name], parts=[recorded]) for name, parts in read.items() if part in parts}
-        found = participant.commit(epoch, shared)
-        if any(verdict.outcome is Outcome.ABORTED for (verdict,) in found.values()):
-            again = participant.replay(epoch, recorded, shared, part.attempt)
-            shared = {name: replace(ballot, parts=[again]) for name, ballot in shared.items()}
-            # Not before the replay, which may have reached another server: if a failover that comes later spares what
-            # was prepared, it spares what was committed before that too.
-            _require_before(participant, epoch, ballots)
-            found = participant.commit(epoch, shared)
-        for name, verdict in found.items():
-            verdicts[name] += verdict
-        if any(verdict.outcome is not Outcome.COMMITTED for (verdict,) in found.values()):
-            # of an epoch whose seal is not there nothing is committed
-            break
-        # now, not at the end: the staged rows of all lacking epochs may fill the disk
-        participant.finish(epoch, shared)
-    return verdicts
-
-
-def _require_before(participant: Participant, epoch: Epoch, ballots: Ballots) -> None:
+def require_before(table: Table, database: Database, epoch: Epoch, after: LastDone | None) -> None:
     """Raise `WentBack` if a table has lost the epoch before this one again, which was there or has just been applied.
 
     This epoch's marker would hide that from every later comparison.
     """
-    for name, ballot in ballots.items():
-        newest = participant.newest(name)
-        before = -1 if ballot.after is None else ballot.after.epoch
-        if (-1 if newest is None else newest) < before:
-            raise WentBack(
-                f"sink '{name}': its table no longer holds epoch {before}, after which epoch {epoch.number} was to be "
-                "applied again: the server has failed over, or was set back, since this repair began",
-                hint="type the command again: it begins with what is missing now",
-            )
+    newest = table.marker.marks(database, table.relation, after, None).newest
+    before = -1 if after is None else after.epoch
+    if (-1 if newest is None else newest) < before:
+        raise WentBack(
+            f"table {table} no longer holds epoch {before}, after which epoch {epoch.number} was to be applied again: "
+            "the server has failed over, or was set back, since this repair began",
+            hint="type the command again: it begins with what is missing now",
+        )

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import pyarrow as pa
 
 from epochsink.errors import PrepareFailed
 from epochsink.identity import staging_table
-from epochsink.postgres.catalog import read_checks, read_target, require_safe
+from epochsink.postgres.catalog import Column, TargetTable, read_checks, read_target, require_safe
 from epochsink.postgres.committable import Member, Merge, Relation
-from epochsink.postgres.staging import DELETED, DELETED_ENCODING, REFUSED, TAG, Note, Staging, is_rank, is_reserved
+from epochsink.postgres.config import PostgresConfig
+from epochsink.postgres.server import Connection
+from epochsink.postgres.sink_table import SinkTable
+from epochsink.postgres.staging import (
+    DELETED,
+    DELETED_ENCODING,
+    NUMBER,
+    REFUSED,
+    TAG,
+    Note,
+    Staging,
+    is_rank,
+    is_reserved,
+)
 from epochsink.postgres.types import Encoding, Mismatch, encoding, rank_encoding
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from epochsink.postgres.catalog import Column, Target
-    from epochsink.postgres.config import PostgresConfig
-    from epochsink.postgres.server import Connection
-    from epochsink.postgres.table import Table
-    from epochsink.sink import Epoch
+from epochsink.sink import Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """The live table, how rows of a schema are encoded for it, and how they go into it, as it is recorded."""
 
-    table: Table
-    target: Target
+    table: SinkTable
+    target: TargetTable
     encodings: Sequence[Encoding]
     merge: Merge
 
     @classmethod
-    def of(cls, connection: Connection, table: Table, schema: pa.Schema, *, direct: bool) -> Self:
+    def of(cls, connection: Connection, table: SinkTable, schema: pa.Schema, *, direct: bool) -> Self:
         """Return how rows of a schema fit into the live table. Raises `PrepareFailed`, `psycopg.Error`.
 
         ``direct`` as for `fit`.
@@ -72,7 +78,8 @@ class Fitted:
             columns |= {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
             # a sum may satisfy a rule that one of its rows breaks
             checks = read_checks(connection, target, [name for name in exact if name not in merge.accumulate])
-        return staging, staging.ensure(connection, columns | {TAG: "bigint"}, checks, Note.of(table.identity, epoch))
+        columns[NUMBER if merge.sets_aside else TAG] = "bigint"
+        return staging, staging.ensure(connection, columns, checks, Note.of(table.identity, epoch))
 
     def member(self, tasks: tuple[str, ...], rows: int, staging: Staging | None = None) -> Member:
         """Return what is recorded of rows; ``staging`` is None if they go straight into the target."""
@@ -80,14 +87,14 @@ class Fitted:
         return Member(self.table.key, self.table.config.marker_schema, name, tasks, rows, self.merge, logged)
 
 
-def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
+def _merge_of(config: PostgresConfig, target: TargetTable, encodings: Sequence[Encoding]) -> Merge:
     names = [encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name)]
     return merge_of(
         config,
         target,
         names,
         casts={encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None},
-        deletes=config.delete_when is not None,
+        deletes=any(encoding.field.name == DELETED for encoding in encodings),
         ranks=sum(is_rank(encoding.field.name) for encoding in encodings),
         sets_aside=config.sets_aside,
     )
@@ -95,7 +102,7 @@ def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encodi
 
 def merge_of(
     config: PostgresConfig,
-    target: Target,
+    target: TargetTable,
     names: Sequence[str],
     *,
     casts: Mapping[str, str],
@@ -120,7 +127,7 @@ def merge_of(
     )
 
 
-def fit(schema: pa.Schema, target: Target, *, direct: bool) -> tuple[list[Encoding], list[str]]:
+def fit(schema: pa.Schema, target: TargetTable, *, direct: bool) -> tuple[list[Encoding], list[str]]:
     """Return how each column of a writer's input is encoded, and a finding for each that does not fit.
 
     ``direct``: there is no merge that could cast what binary COPY cannot send.
@@ -138,7 +145,7 @@ def fit(schema: pa.Schema, target: Target, *, direct: bool) -> tuple[list[Encodi
     return encodings, findings
 
 
-def _fit_one(field: pa.Field, target: Target, *, direct: bool) -> Encoding:
+def _fit_one(field: pa.Field, target: TargetTable, *, direct: bool) -> Encoding:
     column = target.columns.get(field.name)
     if column is None:
         raise Mismatch(_unknown(field.name, target))
@@ -158,7 +165,7 @@ def _fit_one(field: pa.Field, target: Target, *, direct: bool) -> Encoding:
     return fitting
 
 
-def _unknown(name: str, target: Target) -> str:
+def _unknown(name: str, target: TargetTable) -> str:
     near = [known for known in target.columns if known.lower() == name.lower()]
     if near:
         return f"there is only {near[0]!r}, and case counts; select it AS `{near[0]}`"
@@ -179,7 +186,7 @@ def is_nested(data: pa.DataType) -> bool:
     return bool(pa.types.is_struct(data) or pa.types.is_map(data))
 
 
-def unfilled(schema: pa.Schema, target: Target) -> Sequence[Column]:
+def unfilled(schema: pa.Schema, target: TargetTable) -> Sequence[Column]:
     """Return the columns that need a value, get none from the row, and have no default."""
     return [
         column

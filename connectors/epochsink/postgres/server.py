@@ -5,24 +5,22 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import socket
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 from psycopg import conninfo, pq, sql
 
-from epochsink.credentials import is_loopback, masked
+from epochsink.credentials import ENCODE, is_loopback, masked
 from epochsink.errors import ConfigurationError
+from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.errors import SharedSession, is_passing, refusal
 from epochsink.retry import retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from epochsink.postgres.config import PostgresConfig
 
 # A peer that vanished is noticed within half a minute, whatever the system's defaults are.
 DEFAULTS: Final = {
@@ -34,8 +32,31 @@ DEFAULTS: Final = {
 }
 _ADDRESS: Final = ("host", "hostaddr", "port", "dbname", "user", "service", "options")
 _ROUNDS: Final = 5
-_SET: Final = ("search_path", "TimeZone", "lock_timeout", "synchronous_commit")
+PINNED: Final = {
+    # a point in time in a column without time zone is stored as UTC
+    "TimeZone": "UTC",
+    "timezone_abbreviations": "Default",
+    # how the server reads text that the merge casts (ranges, intervals, arrays, xml), and writes what letters keep
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "array_nulls": "on",
+    "xmloption": "content",
+    # how it reads the SQL of ours and of accumulate=, and names types and operators in its catalog
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
+    "quote_all_identifiers": "off",
+    # a statement that stands alone is a transaction of its own, for which `begin` says nothing
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read committed",
+    # a row that is refused must not cost the session
+    "exit_on_error": "off",
+}
+"""Settings that change a value or the meaning of a statement. A role, a database or options= may have any."""
+_SET: Final = ("search_path", "lock_timeout", "synchronous_commit", *PINNED)
 """Settings that `Server.connect` changes for a whole session. All others are set for one transaction."""
+_PIN: Final = "; ".join(f"SET {name} = '{value}'" for name, value in PINNED.items())
 _SETTINGS: Final = "SELECT name, pg_catalog.current_setting(name) FROM pg_catalog.unnest(%s::pg_catalog.text[]) AS name"
 _EXCLUSIVE: Final = """
 SELECT pg_catalog.string_agg(
@@ -98,12 +119,10 @@ class Server:
         try:
             given = conninfo.conninfo_to_dict(config.dsn, **config.options)
         except psycopg.ProgrammingError:
-            raise ConfigurationError(
-                "invalid dsn= (not shown, it may hold a password)",
-                hint="write postgresql://user@host:5432/database or 'host=... dbname=...'; percent-encode "
-                "special characters in URLs, or give the password as options={'password': ...}",
-            ) from None
+            raise _unreadable() from None
         parameters = {name: str(value) for name, value in given.items() if value is not None}
+        if _is_misread(config.dsn, parameters):
+            raise _unreadable()
         for name in OURS:
             if name in parameters:
                 raise ConfigurationError(
@@ -115,7 +134,7 @@ class Server:
         return cls(DEFAULTS | parameters, config.timeout)
 
     def connect(self, application: str, retry_seconds: float = 0.0) -> Connection:
-        """Open a session in autocommit mode, in UTC, named ``application``.
+        """Open a session in autocommit mode, named ``application``, in which values and SQL mean the same as in any.
 
         If the server does not answer or has no free connection, retries for ``retry_seconds`` seconds. Raises
         `psycopg.OperationalError`.
@@ -141,14 +160,13 @@ class Server:
             if self.address not in _own_sessions:
                 self._refuse_shared(connection)
             connection.borrowed = connection.execute(_SETTINGS, [list(_SET)]).fetchall()
-        # UTC: a point in time in a column without time zone is stored as UTC.
         # synchronous_commit: it may be off for the role or database, and a committed epoch must survive a crash.
         original = connection.execute(
             "SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_schemas(true), "
             "CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'remote_apply' "
             "THEN 'remote_apply' ELSE 'on' END; "
             "SET search_path = pg_catalog, pg_temp; "
-            f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.timeout * 1000)}; "
+            f"{_PIN}; SET lock_timeout = {math.ceil(self.timeout * 1000)}; "
             "SELECT pg_catalog.set_config('synchronous_commit', 'on', false) "
             "WHERE pg_catalog.current_setting('synchronous_commit') <> 'remote_apply'"
         )
@@ -231,6 +249,25 @@ def is_lent_to_both(one: Connection, other: Connection) -> bool:
 def _backend(connection: Connection) -> int:
     row = connection.execute("SELECT pg_catalog.pg_backend_pid()").fetchone()
     return int(row[0]) if row else 0
+
+
+def _is_misread(dsn: str, parameters: Mapping[str, str]) -> bool:
+    """Return whether a part of a password in a URL may have become the host, the port or the database.
+
+    libpq ends the credentials at the first "@", and takes for none what comes after a "/".
+    """
+    _, is_url, rest = dsn.partition("://")
+    host = rest.partition("/")[0].partition("@")[2].partition("?")[0]
+    path = rest.partition("/")[2].partition("?")[0]
+    return bool(is_url and ("@" in host or "@" in path)) or not re.fullmatch(r"[\d,\s]*", parameters.get("port", ""))
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError(
+        "invalid dsn= (not shown, it may hold a password): it is neither a URL nor names with values, or the port is "
+        "not a number",
+        hint=f"write postgresql://user@host:5432/database or 'host=... dbname=...'; {ENCODE}",
+    )
 
 
 def secret_options() -> frozenset[str]:

@@ -8,21 +8,17 @@ import re
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import psycopg
 from psycopg import errors
 
 from epochsink.identity import PREFIX
 from epochsink.postgres.errors import AwaitsStandby, Blocked
-from epochsink.postgres.server import PING_SECONDS, cut, deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from epochsink.postgres.server import Connection, Server
+from epochsink.postgres.server import Connection, Server, cut, deadline
 
 _log = logging.getLogger(__name__)
 
@@ -60,41 +56,6 @@ class SessionName:
     def pattern(key: str) -> str:
         """Return the LIKE pattern of all names of one identity."""
         return f"{PREFIX}:{key}:%"
-
-
-class Session:
-    """A connection that is opened on first use, and opened again after it was lost, or if it leads to a standby."""
-
-    def __init__(self, server: Server, name: str) -> None:
-        self._server = server
-        self.name = name
-        self._connection: Connection | None = None
-
-    def connection(self, retry_seconds: float = 0.0) -> Connection:
-        """Return a live connection outside any transaction. Raises `psycopg.OperationalError`."""
-        if self._connection is not None and not _is_of_primary(self._connection):
-            self.close()
-        if self._connection is None:
-            self._connection = self._server.connect(self.name, retry_seconds)
-        return self._connection
-
-    def close(self) -> None:
-        """Release the connection. The session may be used again."""
-        if self._connection is not None:
-            with suppress(psycopg.Error):
-                self._connection.close()
-            self._connection = None
-
-
-def _is_of_primary(connection: Connection) -> bool:
-    """Return whether a server that takes writes answers: it may have restarted, or be a standby, since the last use."""
-    try:
-        with deadline(connection, PING_SECONDS):
-            connection.rollback()
-            row = connection.execute("SELECT pg_catalog.pg_is_in_recovery()").fetchone()
-    except psycopg.Error:
-        return False
-    return row == (False,)
 
 
 @contextmanager

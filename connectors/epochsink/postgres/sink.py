@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
-from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
+from epochsink.postgres.config import Commit, PostgresConfig, Rejected, column_names, connection_string, table_name
 from epochsink.postgres.spooled import SpooledWriter
-from epochsink.sink import Keeping, Sink, json_text
-from epochsink.sink.sql import operand, quoted
+from epochsink.sink import Participant, Sink, SinkWriter, Task
+from epochsink.sink.row_json import first_of, marked_json, not_utf8, value_json
+from epochsink.sink.sql import field_of, operand, quoted, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.postgres.config import Commit, Rejected
     from epochsink.postgres.server import Server
-    from epochsink.sink import Participant, SinkWriter, Task
 
 
 @arguments.checked_names
@@ -55,11 +53,11 @@ class Postgres(PostgresConfig, Sink):
             refuse rows in time; costs the merge twice. Prepared epochs are checked anyway.
         on_rejected: "stop": a row that the table refuses stops the query. "dead_letter": the row goes to the table
             ``dead_letter`` in ``marker_schema``, in the transaction of its epoch, and the others go on. Needs
-            ``atomic=True`` and ``spool=True``, and goes with no ``accumulate``.
+            ``atomic=True``, and goes with no ``accumulate``.
         letters_limit: the share of an epoch's rows, 0 to 1, above which dead letters stop the query after all.
         spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again. With
-            ``atomic=True`` tasks write only this copy, and the driver copies the rows from it. False: tasks connect and
-            stage their rows; what the server loses before the commit stops the query.
+            ``atomic=True`` tasks write only this copy, and the driver copies the rows from it. False: only with
+            ``atomic=False``; what the server loses before the commit stops the query.
         create: create the table if it does not exist, from the row's schema, with ``key`` as its primary key.
         add_columns: add the columns of the row that the table lacks, nullable, before the first row.
         timeout: seconds that each wait for a lock, or for a synchronous standby, may take.
@@ -167,7 +165,7 @@ class Postgres(PostgresConfig, Sink):
                 f"the row has a column {name!r}, which is a reserved name",
                 hint="select it under another name with AS",
             )
-        columns = [_rendered(row, field.name, as_json=is_nested(field.type)) for field in schema]
+        columns = [_rendered(row, field, as_json=is_nested(field.type)) for field in schema]
         if self.delete_when is not None:
             columns.append(f"coalesce({operand(self.delete_when)}, false) AS `{DELETED}`")
         ranks = (_operand(row, schema, expression) for expression in self.order_by)
@@ -187,12 +185,12 @@ class Postgres(PostgresConfig, Sink):
                 ) from None
 
     def writer(self, task: Task) -> SinkWriter:
-        """Make the writer of one task attempt. Connects unless the rows are only spooled. Raises `PrepareFailed`."""
-        if task.keeping is Keeping.IN_SPOOL_ALONE:
+        """Make the writer of one task attempt. It connects with ``atomic=False``. Raises `PrepareFailed`."""
+        if self.atomic:
             return SpooledWriter(task)
-        from epochsink.postgres.writer import StagingWriter, by_task_writer  # noqa: PLC0415 - the client is an extra
+        from epochsink.postgres.writer import by_task_writer  # noqa: PLC0415 - the client is an extra
 
-        return StagingWriter(self, task) if self.atomic else by_task_writer(self, task)
+        return by_task_writer(self, task)
 
     def participant(self, members: Mapping[str, PostgresConfig]) -> Participant:
         """Make the driver's side; does not connect yet."""
@@ -209,11 +207,21 @@ class Postgres(PostgresConfig, Sink):
         return f"{super().__repr__()[:-1]}, {self._server()!r})"
 
 
-def _rendered(row: str, column: str, *, as_json: bool) -> str:
-    name = quoted(column)
-    return f"{json_text(f'{row}.{name}')} AS {name}" if as_json else f"{row}.{name} AS {name}"
+def _rendered(row: str, field: pa.Field, *, as_json: bool) -> str:
+    value = field_of(row, field.name)
+    return f"{_json(value, field.type) if as_json else value} AS {quoted(field.name)}"
+
+
+def _json(value: str, kind: pa.DataType) -> str:
+    """Return the SQL of a value as JSON; with text that is not UTF-8 in it, with the text of the value before it.
+
+    The server refuses these bytes then, as in a column of text. Spark's JSON has U+FFFD in their place.
+    """
+    condition = not_utf8(value, kind)
+    mark = None if condition is None else first_of([(condition, text_of(value))])
+    return marked_json(value_json(value, kind), mark)
 
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
     """Return a column of the row by its name, anything else as an expression over the stream."""
-    return f"{row}.{quoted(expression)}" if expression in schema.names else operand(expression)
+    return field_of(row, expression) if expression in schema.names else operand(expression)

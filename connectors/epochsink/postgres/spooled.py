@@ -5,17 +5,13 @@ A task that does so connects to nothing, and this module imports no client: to l
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from epochsink.errors import PrepareFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.sink import Committable, Rows, Task
+from epochsink.sink import Committable, Rows, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class SpooledWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class SpooledRows:
+class AcceptedRows:
     """One sink's rows of an epoch in the spool: those of the accepted tasks, ``count`` in all."""
 
     tasks: tuple[str, ...]
@@ -56,7 +52,7 @@ class SpooledRows:
     spool: Rows
 
     @classmethod
-    def of(cls, tasks: Sequence[SpooledTask], spool: Rows) -> SpooledRows:
+    def of(cls, tasks: Sequence[SpooledTask], spool: Rows) -> AcceptedRows:
         """Return the rows that the vote reads."""
         return cls(tuple(task.task for task in tasks), sum(task.rows for task in tasks), spool)
 

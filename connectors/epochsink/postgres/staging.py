@@ -8,35 +8,31 @@ names the generation that made it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import pyarrow as pa
 from psycopg import sql
 
 from epochsink import arrow_buffers
 from epochsink.identity import identity_label
+from epochsink.postgres.committable import Relation
 from epochsink.postgres.prepared_transaction import LOCAL
+from epochsink.postgres.server import Connection
 from epochsink.postgres.types import row_encoding
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.postgres.committable import Relation
-    from epochsink.postgres.server import Connection
-    from epochsink.sink import Epoch, Identity
+from epochsink.sink import Epoch, Identity
 
 TAG: Final = "epochsink_task"
 DELETED: Final = "epochsink_delete"
 REFUSED: Final = "epochsink_refused"
-"""The column of a row that the staging table cannot hold: the row and the error, as JSON; null for all other rows."""
+"""The column of a row that the staging table cannot hold: SQLSTATE and error, as JSON; null for all other rows."""
 NUMBER: Final = "epochsink_number"
-"""The column that numbers the rows of a copy of staging, from which refused rows are told."""
-LETTER: Final = "epochsink_letter"
-"""The column that holds a retried letter's row as it was, for one that is refused again."""
+"""The column that numbers an epoch's rows, in place of `TAG`, if those that are refused are set aside."""
 _RANK: Final = "epochsink_order_"
 
 TAG_ENCODING: Final = row_encoding(TAG, pa.int64())
+NUMBER_ENCODING: Final = row_encoding(NUMBER, pa.int64())
 DELETED_ENCODING: Final = row_encoding(DELETED, pa.bool_())
 
 
@@ -52,7 +48,7 @@ def is_rank(name: str) -> bool:
 
 def is_reserved(name: str) -> bool:
     """Return whether a column of the row would clash with one of ours."""
-    return name in (TAG, DELETED, REFUSED, NUMBER, LETTER) or is_rank(name)
+    return name in (TAG, DELETED, REFUSED, NUMBER) or is_rank(name)
 
 
 def tag_value(task: str) -> pa.Scalar:

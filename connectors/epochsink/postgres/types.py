@@ -7,9 +7,10 @@ casts it; a COPY directly into the target cannot write it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pgpq
@@ -19,11 +20,7 @@ from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
 from epochsink import arrow_buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from epochsink.postgres.catalog import Column
+from epochsink.postgres.catalog import Column
 
 
 def _is_string(data: pa.DataType) -> bool:
@@ -159,27 +156,6 @@ def _unrounded(array: pa.Array, convert: Callable[[pa.Array], pa.Array], step: i
     return converted
 
 
-def inexact_text(column: Column) -> str | None:
-    """Return a regular expression for text that a cast to the column's type would round or cut without an error."""
-    if column.receive == "date_recv":
-        return r"\d[T ]\d\d:"
-    if _rounded(column, column.element or column.receive):
-        return ""  # which texts it keeps is not said by their form: none is taken
-    digits = None
-    if {column.receive, column.element} & _TIMES and 0 <= column.modifier < _FRACTION_DIGITS:
-        digits = column.modifier
-    elif not _TIMES_OF_DAY.keys().isdisjoint({column.receive, column.element}):
-        digits = _FRACTION_DIGITS
-    elif "numeric_recv" in {column.receive, column.element} and column.modifier >= 0:
-        digits = max(_scale(column.modifier), 0)
-    return None if digits is None else _finer_than(digits)
-
-
-def _finer_than(digits: int) -> str:
-    """Return a regular expression for numbers that have more digits than these after the point, other than zeros."""
-    return rf"\.\d{{{digits}}}\d*[1-9]"
-
-
 def _encoding(field: pa.Field, column: Column) -> Encoding:
     data, receive = field.type, column.receive
     if receive == "array_recv" and pa.types.is_list(data):
@@ -282,7 +258,7 @@ def _rounded(column: Column, receive: str) -> str | None:
 def _unrounded_text(array: pa.Array) -> pa.Array:
     """Raise `pyarrow.ArrowInvalid` for times of day finer than a microsecond, which the server would round."""
     texts = array.flatten() if pa.types.is_list(array.type) else array
-    finer = texts.filter(pc.match_substring_regex(texts, _finer_than(_FRACTION_DIGITS)))
+    finer = texts.filter(pc.match_substring_regex(texts, rf"\.\d{{{_FRACTION_DIGITS}}}\d*[1-9]"))
     if len(finer):
         raise pa.ArrowInvalid(
             f"{finer[0].as_py()!r} has more than {_FRACTION_DIGITS} digits after the second, and the column would "

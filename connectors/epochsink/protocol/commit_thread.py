@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from epochsink.errors import ConfigurationError, without_values
-
-if TYPE_CHECKING:
-    from epochsink.protocol.coordinator import Coordinator
+from epochsink.errors import ConfigurationError
+from epochsink.protocol.coordinator import Coordinator
 
 _log = logging.getLogger("epochsink")
 
@@ -47,7 +45,7 @@ def refuse_to_wait() -> None:
         )
 
 
-class Stream(Protocol):
+class RunningStream(Protocol):
     """The running query, as the commit thread sees it."""
 
     def is_alive(self) -> bool:
@@ -56,8 +54,8 @@ class Stream(Protocol):
     def is_in_batch(self) -> bool:
         """Return whether foreachBatch runs now, and so will see a failure."""
 
-    def report(self, failure: BaseException) -> None:
-        """Prepare what stops the commits for logs and for the user."""
+    def report(self, failure: BaseException) -> BaseException:
+        """Return the failure that stops the commits, as it is logged and shown to the user."""
 
     def interrupt(self) -> None:
         """Make the query fail, so that ``awaitTermination`` raises."""
@@ -72,7 +70,7 @@ class Stream(Protocol):
 class CommitThread(threading.Thread):
     """Commits decided epochs of one run of a query until that ends; ``failure`` is why it stopped early, if it did."""
 
-    def __init__(self, coordinator: Coordinator, stream: Stream, poll_seconds: float) -> None:
+    def __init__(self, coordinator: Coordinator, stream: RunningStream, poll_seconds: float) -> None:
         super().__init__(name="epochsink-commit", daemon=True)
         self._coordinator = coordinator
         self._stream = stream
@@ -90,7 +88,7 @@ class CommitThread(threading.Thread):
             self._coordinator.tidy()
         except BaseException as failure:  # noqa: BLE001 - the stream has to raise it, whatever it is
             self._give_up(failure)
-        # nothing need wait for a query that was started by hand: its sessions would stay open as long as the process
+        # nobody may wait for a query that was started by hand: its sessions would stay open as long as the process
         if not self._stream.is_alive():
             self._stream.release()
 
@@ -120,12 +118,12 @@ class CommitThread(threading.Thread):
         return min(max(self._poll_seconds, waited * SHARE_OF_WAIT), self._poll_seconds * LONGEST_IN_POLLS)
 
     def _give_up(self, failure: BaseException) -> None:
-        self._stream.report(failure)
+        failure = self._stream.report(failure)
         self.failure = failure
         # before anything ends the query: a batch under way then raises this, and Spark reports it
         self._coordinator.fail(failure)
         # after that: it writes to the store, which may be what failed
-        self._coordinator.note_failure(without_values(failure))
+        self._coordinator.note_failure(failure)
         _log.error("epochsink stops the query: %s", failure)
         if self._outlives_grace():
             self._stream.interrupt()

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import logging
-import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from epochsink.errors import RowsRejected
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
-from epochsink.protocol.ledger_entries import Done, Prepared, Replay
-from epochsink.protocol.sweep import recorded_parts
-from epochsink.sink import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from epochsink.protocol.consistency import AppliedCheck
-    from epochsink.protocol.run_state import RunState
-    from epochsink.sink import Participant, Recorded
+from epochsink.protocol.commit_engine import CommitEngine, Policy
+from epochsink.protocol.consistency import AppliedCheck
+from epochsink.protocol.ledger_entries import Done, Prepared
+from epochsink.protocol.run_state import RunState
+from epochsink.sink import Participant, Verdict
 
 _log = logging.getLogger("epochsink")
-_SET_ASIDE: Final = (
-    "epoch %d, sink '%s': %d row(s) are dead letters now; see why: epochsink letters list %s --sinks MODULE:ATTRIBUTE"
-)
+_SET_ASIDE: Final = "epoch %d, sink '%s': %d row(s) are dead letters now; see why: %s"
+_SEE_WHY: Final = "epochsink letters list CHECKPOINT --sinks MODULE:ATTRIBUTE"
 
-REPLAY_TURNS: Final = 4
-"""How often a part is prepared again before the query stops: each turn needs a new loss in the target."""
+
+@dataclass(frozen=True)
+class Decided(Policy):
+    """A run commits an epoch that Spark has decided."""
+
+    check: AppliedCheck
+    _aside: dict[str, dict[int, int | None]] = field(default_factory=dict, init=False)
+
+    def compare(self, sink: str) -> None:
+        """Compare it; if the target cannot be asked, the outcome is unknown."""
+        self.check.verify_before_commit(self.number, sink)
+
+    def note(self, sink: str, verdicts: Mapping[int, Verdict]) -> None:
+        """Count dead letters."""
+        # by index: the turn after a replay has a verdict on the parts that were prepared again alone
+        noted = self._aside.setdefault(sink, {})
+        noted |= {index: verdict.set_aside for index, verdict in verdicts.items()}
+        self.run.progress.set_aside(self.number, sink, list(noted.values()))
+        if found := sum(verdict.set_aside or 0 for verdict in verdicts.values()):
+            _log.warning(_SET_ASIDE, self.number, sink, found, self.run.addresses.complete(_SEE_WHY))
 
 
 class Commits:
@@ -57,8 +69,9 @@ class Commits:
         The user's function has caught our error then. Raised in the next epoch, this one would meet the same
         ``except``; so it is looked for here. Most such queries have ended before that, inside the failing call.
         """
-        number = self._run.owed
-        if number < 0 or not self._run.checkpoint.has_commit(number):
+        current = self._run.current
+        number = current.number
+        if not current.is_owed or not self._run.checkpoint.has_commit(number):
             return
         self._run.queue.raise_failure()
         # read again: the append that raised may have recorded it after all
@@ -138,12 +151,8 @@ class Commits:
             reach("coordinator.commit.between")
         prepared = run.ledger.own().epochs[number]  # a replay has replaced parts
         for participant, names in run.by_participant(prepared.shares):
-            ballots = run.ballots(prepared, names)
-            with run.if_ours(participant):
-                # before "done": a task attempt that Spark has not accepted may keep readers from the epoch
-                ended = participant.unblock(prepared.at, ballots, partial(self._named, participant))
-                participant.await_visible(prepared.at, ballots)
-            for line in ended:
+            # before "done": a task attempt that Spark has not accepted may keep readers from the epoch
+            for line in CommitEngine(Decided(run, participant, number, self._check)).await_visible(names):
                 _log.info("epoch %d: aborted what kept readers from it: %s", number, line)
         # before "done": a crash in between must not leave a done epoch whose rows the next sweep drops
         retained = run.retention.keep(prepared, run.ledger.known())
@@ -155,73 +164,11 @@ class Commits:
         run.recorded.discard(number)
         self._clear(prepared, retained=retained)
 
-    def _named(self, participant: Participant) -> Recorded:
-        return recorded_parts(participant, self._run.ledger.verify())
-
     def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
-        """Commit a participant's parts, replaying what the target has lost; False if the epoch proves to be done."""
-        ledger = self._run.ledger
-        left = {name: list(range(len(ledger.own().epochs[number].parts_of(name)))) for name in names}
-        # by index: the turn after a replay has a verdict on the parts that were prepared again alone
-        aside: dict[str, dict[int, int | None]] = {}
-        for _ in range(REPLAY_TURNS):
-            # each sink before the commit: what they share becomes visible for all. And again after a replay, which
-            # takes long enough for a driver on another copy of the checkpoint to commit
-            for name in names:
-                self._check.verify_before_commit(number, name)
-            reach("coordinator.commit.compared")
-            # the newest entry, not what was read before: the replays of the last turn are in it
-            prepared = ledger.own().epochs[number]
-            with self._run.if_ours(participant):
-                verdicts = participant.commit(prepared.at, self._run.ballots(prepared, left, left))
-            for name, answers in verdicts.items():
-                noted = aside.setdefault(name, {})
-                noted |= {at: answer.set_aside for at, answer in zip(left[name], answers, strict=True)}
-                self._run.progress.set_aside(number, name, list(noted.values()))
-                if found := sum(answer.set_aside or 0 for answer in answers):
-                    _log.warning(_SET_ASIDE, number, name, found, self._run.location or "CHECKPOINT")
-            open_parts = [
-                (name, index, verdict)
-                for name, indices in left.items()
-                for index, verdict in zip(indices, verdicts[name], strict=True)
-                if verdict.outcome is not Outcome.COMMITTED
-            ]
-            # before anything is concluded from the target, the ledger says whether the question is still ours
-            if not open_parts or number in ledger.verify().done:
-                return not open_parts
-            left = {}
-            for name, index, verdict in open_parts:
-                if verdict.outcome is Outcome.UNKNOWN:
-                    raise consistency.unknown_outcome(number, name, verdict.evidence)
-                left.setdefault(name, []).append(index)
-            # what several sinks share is prepared again once
-            shared = ((self._sharers(prepared, participant, name), index) for name, index, _ in open_parts)
-            for sinks, index in dict.fromkeys(shared):
-                self._replay(number, participant, sinks, index)
-        name = open_parts[0][0]
-        raise consistency.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
-
-    @staticmethod
-    def _sharers(prepared: Prepared, participant: Participant, name: str) -> tuple[str, ...]:
-        return tuple(one for one in prepared.sharers(name) if one in participant.members and one in prepared.shares)
-
-    def _replay(self, number: int, participant: Participant, sinks: Sequence[str], index: int) -> None:
-        """Prepare a part of some sinks again, and record it."""
-        # a marker that is missing proves nothing if those of earlier epochs are missing too
-        for name in participant.members:
-            self._check.verify_before_commit(number, name)
-        with self._run.queue.replaying(), self._run.if_ours(participant):
-            reach("coordinator.replay.before")
-            prepared = self._run.ledger.verify().epochs[number]
-            parts = prepared.parts_of(sinks[0])
-            ballots = self._run.ballots(prepared, sinks)
-            replayed = participant.replay(prepared.at, parts[index], ballots, uuid.uuid4().hex)
-            if replayed == parts[index]:
-                return
-            reach("coordinator.replay.prepared")
-            self._run.ledger.append(Replay(number, tuple(sinks), (*parts[:index], replayed, *parts[index + 1 :])))
-        self._run.progress.replayed(number, sinks)
-        reach("coordinator.replay.after")
+        """Commit a participant's parts; False if the epoch proves to be done."""
+        prepared = self._run.ledger.own().epochs[number]
+        parts = {name: range(len(prepared.parts_of(name))) for name in names}
+        return CommitEngine(Decided(self._run, participant, number, self._check)).commit(parts)
 
     def _clear(self, prepared: Prepared, *, retained: bool) -> None:
         """Drop what a done epoch has left. A failure does no harm: the next sweep finds it."""
@@ -230,7 +177,7 @@ class Commits:
             for participant, names in run.by_participant(prepared.shares):
                 participant.finish(prepared.at, run.ballots(prepared, names))
             if retained:
-                run.retention.expire()
+                run.retention.expire([pending.at for pending in run.ledger.known().pending])
                 return
             known = [
                 (run.identities[name], task)

@@ -8,17 +8,17 @@ again, has shown that it is still this driver's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
-from epochsink.sink import Identity
-
-if TYPE_CHECKING:
-    from epochsink.protocol.checkpoint import Checkpoint
-    from epochsink.protocol.ledger_entries import Prepared
-    from epochsink.protocol.ledger_history import History
-    from epochsink.protocol.run_state import RunState
+from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack, epochs, sink_option
+from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.ledger_entries import Prepared
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.retained import Retention
+from epochsink.protocol.run_state import RunState
+from epochsink.sink import Identity, Participant, Remnant, RemnantState, comparing
 
 
 class AppliedCheck:
@@ -29,13 +29,17 @@ class AppliedCheck:
 
     def refuse_known_targets(self) -> None:
         """Refuse to begin a ledger if a target knows the query: ``join_running=True`` was left in the code."""
-        for name, participant in self._run.participant_of.items():
-            participant.open(Identity(self._run.query_id, name))
-            applied, left = participant.newest(name), participant.leftovers(name)
-            if applied is not None or left:
-                raise ledger_is_lost(name, applied, left)
+        for participant in self._run.participants:
+            with comparing():
+                for name in participant.members:
+                    participant.open(Identity(self._run.query_id, name))
+                applied = [participant.marks(name, None, None).newest for name in participant.members]
+            left = _rows_left(participant)
+            if left or any(epoch is not None for epoch in applied):
+                newest = max((epoch for epoch in applied if epoch is not None), default=None)
+                raise ledger_is_lost(", ".join(participant.members), newest, left)
 
-    def refuse_undocumented(self, history: History) -> None:
+    def refuse_undocumented(self, history: LedgerHistory) -> None:
         """Raise `WentBack` if Spark has decided an epoch that the ledger does not know."""
         decided = self._run.checkpoint.newest_decided()
         if decided > history.newest:
@@ -44,22 +48,28 @@ class AppliedCheck:
             spooled = [attempt.number for attempt in self._run.spool.attempts(self._run.query_id)]
             raise self._run.conclude(self._why_undocumented(history.newest, decided, spooled))
 
-    def refuse_other_past(self, history: History, before: int) -> None:
+    def refuse_gap(self, history: LedgerHistory, running: int) -> None:
+        """Raise `WentBack` if the ledger does not know the epoch before the one that Spark runs."""
+        if history.newest < running - 1:
+            self.refuse_undocumented(history)
+            raise self._run.conclude(passed_over(history.newest + 1, running - 1))
+
+    def refuse_other_past(self, history: LedgerHistory, before: int) -> None:
         """Raise `WentBack` if Spark decided the last epoch without this run, and the ledger has it with other input.
 
         An older copy of the checkpoint was restored, and then the user's function did not call us: to the ledger, the
         epoch looks like the one that it knows. Offsets add up, so earlier ones need no look.
         """
         known = history.epochs.get(before)
-        if known is not None and before != self._run.settled and before > history.skipped:
+        if known is not None and before != self._run.current.compared and before > history.skipped:
             self.refuse_other_input(known)
 
-    def refuse_other_newest(self, history: History) -> None:
+    def refuse_other_newest(self, history: LedgerHistory) -> None:
         """Raise `WentBack` likewise for the newest epoch that the ledger knows, unless Spark has purged its input.
 
         Before epochs are called decided without us: an operator would accept these, and not know of the new input.
         """
-        if history.newest != self._run.settled and newest_has_other_input(history, self._run.checkpoint):
+        if history.newest != self._run.current.compared and newest_has_other_input(history, self._run.checkpoint):
             raise self._run.conclude(other_input(history.newest))
 
     def refuse_other_input(self, recorded: Prepared) -> None:
@@ -73,12 +83,12 @@ class AppliedCheck:
             self.verify_all()
         except WentBack:
             return ledger_is_older(decided, newest)
-        attempted = self._run.attempted
+        attempted = self._run.current.compared
         if attempted <= newest:
             # an earlier run's, then: what is prepared of decided epochs may be all that is left of them
             traces = [f"the spool has rows of epoch {epoch}" for epoch in spooled if newest < epoch <= decided]
-            for name, participant in self._run.participant_of.items():
-                traces += [f"sink '{name}' has {left}" for left in participant.leftovers(name)]
+            for participant in self._run.participants:
+                traces += [f"sink '{', '.join(participant.members)}' has {each}" for each in _rows_left(participant)]
             if traces:
                 return ledger_lost_prepared(decided, newest, traces[0])
         return decided_without_us(newest + 1, decided, attempted=attempted)
@@ -98,37 +108,56 @@ class AppliedCheck:
                 raise refused_after_decision(number, name, failure) from failure
             raise unknown_outcome(number, name, failure.message) from failure
 
-    def verify(self, name: str) -> None:
-        """Compare one sink's target with the ledger. The caller has just verified that the ledger is its own."""
+    def verify(self, name: str, *, but: int = -1) -> None:
+        """Compare one sink's target with the ledger. The caller has just verified that the ledger is its own.
+
+        Not if the target's newest epoch is ``but``: who has applied that one is the question then.
+        """
         history = self._run.ledger.known()
         while True:
             done, pending = history.applied.get(name), history.pending_of(name)
             try:
-                self._run.participant_of[name].verify_applied(name, done, pending)
+                marks = self._run.participant_of[name].marks(name, done, pending)
+                if but < 0 or marks.newest != but:
+                    marks.verify(done, pending)
             except WentBack as disagreement:
                 # the other thread, or a newer driver, may have recorded a replay or finished the epoch meanwhile
                 history = self._run.ledger.verify()
                 if (done, pending) == (history.applied.get(name), history.pending_of(name)):
-                    self._mention_repair(name, disagreement)
+                    mention_repair(disagreement, self._run.participant_of[name], self._run.retention)
                     disagreement.name_sink(name)
                     raise
             else:
                 return
 
-    def _mention_repair(self, name: str, disagreement: WentBack) -> None:
-        """Name the command first if the target is the older copy, and rows are retained."""
-        if "lacks_from" not in disagreement.facts or not self._run.participant_of[name].repairs:
-            return
-        # the disagreement is what the user must hear of, also if the spool cannot be read
-        with suppress(OSError):
-            if self._run.retention.terms():
-                disagreement.hint = (
-                    "rows of done epochs are retained; to apply those again that the target lacks, type: epochsink "
-                    f"repair CHECKPOINT --sinks MODULE:ATTRIBUTE. Otherwise {disagreement.hint}"
-                )
+
+def _rows_left(participant: Participant) -> list[Remnant]:
+    """Return what may hold rows in the targets of a participant's sinks."""
+    return [each for each in participant.remnants(((), ())) if each.state is not RemnantState.RUNNING]
 
 
-def newest_has_other_input(history: History, checkpoint: Checkpoint) -> bool:
+def compare(participant: Participant, history: LedgerHistory, name: str) -> None:
+    """Compare one sink's target with a ledger that may be another driver's; change nothing. Raises `WentBack`."""
+    done, pending = history.applied.get(name), history.pending_of(name)
+    with comparing():
+        participant.marks(name, done, pending).verify(done, pending)
+
+
+def mention_repair(disagreement: WentBack, participant: Participant, retention: Retention) -> None:
+    """Let a disagreement name the command that mends it, if the target is the older copy and rows are retained."""
+    if "lacks_from" not in disagreement.facts or participant.operator().losses() is None:
+        return
+    # the disagreement is what the user must hear of, also if the spool cannot be read
+    with suppress(OSError):
+        if retention.terms():
+            disagreement.command = "epochsink repair CHECKPOINT --sinks MODULE:ATTRIBUTE"
+            disagreement.hint = (
+                "the rows of done epochs are retained. To apply those again that the target lacks, type: "
+                f"{disagreement.command}; if the rows are to come from elsewhere, {disagreement.hint}"
+            )
+
+
+def newest_has_other_input(history: LedgerHistory, checkpoint: Checkpoint) -> bool:
     """Return whether the checkpoint has other input for the newest recorded epoch; False if Spark has purged it."""
     known = history.epochs.get(history.newest)
     if known is None or known.epoch <= history.skipped or not checkpoint.has_offsets(known.epoch):
@@ -146,7 +175,7 @@ def no_ledger(decided: int) -> WentBack:
     )
 
 
-_ONE_COPY: Final = "restore the checkpoint folder and its epochsink/ folder from one and the same copy"
+_ONE_COPY: Final = "restore the checkpoint folder and its epochsink/ folder from the same copy"
 
 
 def ledger_is_older(decided: int, newest: int) -> WentBack:
@@ -154,7 +183,7 @@ def ledger_is_older(decided: int, newest: int) -> WentBack:
     return WentBack(
         f"the checkpoint has decided epochs up to {decided} and the ledger knows only those up to {newest}: the "
         "ledger is the older copy",
-        hint=f"{_ONE_COPY}. If there is none, look which epochs each target holds, and start with a new checkpoint "
+        hint=f"{_ONE_COPY}. If there is none, check which epochs each target holds, and start with a new checkpoint "
         "folder; first end what this one has left: epochsink abandon CHECKPOINT --sinks MODULE:ATTRIBUTE",
     )
 
@@ -165,7 +194,7 @@ def ledger_lost_prepared(decided: int, newest: int, trace: str) -> WentBack:
         f"the checkpoint has decided epochs up to {decided} and the ledger knows only those up to {newest}, but "
         f"{trace}: the ledger is the older copy, or the function given to foreachBatch caught an error and returned",
         hint=f"{_ONE_COPY}: what is prepared is then committed. If there is none, load the input of these epochs "
-        "(offsets/ in the checkpoint) with a query of its own, then accept them, which ends what is prepared: "
+        "(offsets/ in the checkpoint) with a separate query, then accept them, which ends what is prepared: "
         f"epochsink accept CHECKPOINT {decided}",
     )
 
@@ -175,7 +204,7 @@ def decided_without_us(first: int, last: int, *, attempted: int) -> WentBack:
 
     ``attempted`` is the newest epoch that this process has begun to write.
     """
-    which = f"epoch {first} was" if first == last else f"epochs {first} to {last} were"
+    which = f"{epochs(first, last)} {'was' if first == last else 'were'}"
     why = (
         f"the function given to foreachBatch caught the error with which epoch {attempted} failed, and returned"
         if first <= attempted <= last
@@ -183,12 +212,13 @@ def decided_without_us(first: int, last: int, *, attempted: int) -> WentBack:
     )
     return WentBack(
         f"{which} decided without ExactlyOnce: {why}. Unless they were empty, their rows are in no sink",
-        hint="let every error pass, and call the object for every epoch, empty ones too (they cost nothing). If the "
-        f"epochs had no rows, or after you have loaded them by hand, accept them: epochsink accept CHECKPOINT {last}",
+        hint="do not catch the object's errors, and call it for every epoch, also for empty ones (they cost nothing). "
+        "If the epochs had no rows, or once you have loaded them by hand, accept them: epochsink accept CHECKPOINT "
+        f"{last}",
     )
 
 
-def ledger_is_lost(sink: str, applied: int | None, left: list[str]) -> WentBack:
+def ledger_is_lost(sink: str, applied: int | None, left: Sequence[Remnant]) -> WentBack:
     """Say that join_running=True would begin a ledger although a target knows this query."""
     holds = [] if applied is None else [f"holds epoch {applied} of it"]
     holds += [f"still has {left[0]}" + (f" and {len(left) - 1} more" if left[1:] else "")] if left else []
@@ -205,8 +235,7 @@ def sink_is_gone(epoch: int, sink: str) -> ConfigurationError:
     return ConfigurationError(
         f"epoch {epoch} is recorded and not yet committed in sink '{sink}', which this query no longer has",
         hint=f"start once more with the sink '{sink}', let it commit, then remove it; or, if its target is gone for "
-        f"good, keep these rows in a file: epochsink resolve CHECKPOINT {epoch} --sink {sink} --as discard; "
-        "if ExactlyOnce is given spool=, add --spool with that place",
+        f"good, keep these rows in a file: epochsink resolve CHECKPOINT {epoch} {sink_option(sink)} --as discard",
     )
 
 
@@ -228,11 +257,22 @@ def undecided_before(epoch: int, running: int) -> WentBack:
     )
 
 
+def passed_over(first: int, last: int) -> WentBack:
+    """Say that Spark runs an epoch although those before it are neither decided nor recorded."""
+    return WentBack(
+        f"Spark runs epoch {last + 1}, and {epochs(first, last)} before it {'is' if first == last else 'are'} in "
+        "offsets/, and neither in commits/ nor in the ledger: these are older copies, and Spark runs only the newest "
+        "epoch that it has planned again. The rows of the others would be in no sink",
+        hint=f"{_ONE_COPY}. If there is none, delete the files offsets/{first + 1} and later: Spark then runs epoch "
+        f"{first} first",
+    )
+
+
 def unknown_past(epoch: int, newest: int) -> WentBack:
     """Say that Spark runs an epoch older than what the ledger retains."""
     return WentBack(
-        f"Spark runs epoch {epoch}, the ledger has later ones (up to {newest}) and not this one",
-        hint="the checkpoint is an old copy, older than what the ledger keeps: restore the newer copy",
+        f"Spark runs epoch {epoch}, and the ledger has only later ones, up to {newest}",
+        hint="the checkpoint is an older copy than anything that the ledger keeps: restore the newer copy",
     )
 
 
@@ -250,8 +290,9 @@ def unknown_outcome(epoch: int, sink: str, evidence: str) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"epoch {epoch} is decided, and whether sink '{sink}' committed it is unknown: {evidence}",
         hint="nothing is lost: the epoch stays in the ledger, and the next start asks again. If the target still "
-        "does not answer, look whether it has these rows, and declare what you found: "
-        f"epochsink resolve CHECKPOINT {epoch} --sink {sink} --as committed --sinks MODULE:ATTRIBUTE, or --as replay",
+        "does not tell, check whether it has these rows. If it has: "
+        f"epochsink resolve CHECKPOINT {epoch} {sink_option(sink)} --as committed --sinks MODULE:ATTRIBUTE; if it has "
+        "not, the same with --as replay",
         epoch=epoch,
         sink=sink,
     )

@@ -8,7 +8,7 @@ prepare, ``commits/N`` is the decision, and the commit comes after it, from a se
 
 Four rules hold everywhere. What is recorded is never aborted. Any driver may commit what is recorded and decided.
 Before a driver aborts or replays, it reads the ledger again, which must still be its own. Before a driver concludes
-anything from a target, it reads the ledger again. The protocol was model-checked; each rule has a mutant in
+anything from a target, it reads the ledger again. tests/model explores the protocol; each rule has a mutant in
 tests/simulation that loses or duplicates rows without it.
 """
 
@@ -16,38 +16,43 @@ from __future__ import annotations
 
 import enum
 import logging
+import threading
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import EpochsinkError, Fenced
+import pyarrow as pa
+
+from epochsink.errors import Addresses, EpochsinkError, Fenced, without_values
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
 from epochsink.protocol.joining import REWRITE, family_of, log_changed_sinks, refuse_begun, refuse_other_kind
+from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Stopped, Withdrawn
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.progress import EpochProgress
 from epochsink.protocol.progress_tracker import ProgressTracker, log_recovery
-from epochsink.protocol.run_state import CommitQueue, RunState
+from epochsink.protocol.run_state import CommitQueue, CurrentEpoch, Phase, RunState
+from epochsink.protocol.spool import Spool
 from epochsink.protocol.sweep import Sweep
-from epochsink.sink import NOTHING_COUNTED, NOTHING_SPOOLED, Epoch, Identity, RowCount
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Sequence
-
-    from epochsink.protocol.checkpoint import Checkpoint
-    from epochsink.protocol.ledger import Ledger
-    from epochsink.protocol.ledger_history import History
-    from epochsink.protocol.progress import EpochProgress
-    from epochsink.protocol.spool import Spool
-    from epochsink.sink import Counts, Participant, Spooled, Written
+from epochsink.sink import (
+    NOTHING_COUNTED,
+    NOTHING_SPOOLED,
+    Counts,
+    Epoch,
+    Identity,
+    Joining,
+    Participant,
+    RowCount,
+    Spooled,
+    WriterContext,
+    Written,
+)
 
 _log = logging.getLogger("epochsink")
-
-
-_FAILURE_CHARACTERS: Final = 2000
-"""How much of a failure's text the ledger keeps."""
 
 
 class Plan(enum.Enum):
@@ -62,8 +67,9 @@ class Coordinator:
 
     ``join_running`` lets a ledger begin on a checkpoint that already holds commits; `REWRITE` also in the middle of an
     epoch. ``monitor`` guards ``queue``, which the two threads share. ``location`` is the checkpoint's, for people: in a
-    warning's command, and its last folder in targets. ``listener`` gets the progress of each done epoch. Rows of done
-    epochs are retained for ``retain_seconds``.
+    warning's command, and its last folder in targets; ``reference`` is MODULE:ATTRIBUTE of the sinks, for commands.
+    ``listener`` gets the progress of each done epoch. Rows of the epochs that this run records are retained for
+    ``retain_seconds`` once they are done.
     """
 
     def __init__(
@@ -77,20 +83,26 @@ class Coordinator:
         join_running: bool | str = False,
         monitor: threading.Condition | None = None,
         location: str = "",
+        reference: str = "",
         listener: Callable[[EpochProgress], None] | None = None,
         retain_seconds: float = 0.0,
     ) -> None:
         self.queue = CommitQueue(monitor)
         self.progress = ProgressTracker(listener, checkpoint.begun_at)
-        self._run = RunState(query_id, ledger, checkpoint, spool, participants, self.queue, location, self.progress)
-        self._run.retention.seconds = retain_seconds
-        for participant in participants:
-            participant.retains = retain_seconds > 0
+        self._run = RunState(
+            query_id, ledger, checkpoint, spool, participants, self.queue, location, reference, self.progress
+        )
+        self._retain_seconds = retain_seconds
         self._check = AppliedCheck(self._run)
         self._sweep = Sweep(self._run, self._check)
         self._commits = Commits(self._run, self._check)
         self._join_running = join_running
         self._begun = False
+
+    @property
+    def addresses(self) -> Addresses:
+        """What completes the commands of errors."""
+        return self._run.addresses
 
     def identity(self, sink: str) -> Identity:
         """Return who a sink is in this generation."""
@@ -102,8 +114,8 @@ class Coordinator:
         """Take the ledger, compare it with checkpoint and targets, abort what is not recorded, commit what is decided.
 
         A recorded epoch that is not decided yet is watched from now on: an earlier run may still be about to write its
-        commit, and the next epoch may come much later. To be called once, before the
-        first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
+        commit, and the next epoch may come much later. To be called once, before the first batch. Raises `WentBack`,
+        `Fenced`, `OutcomeUnknown`, and `UnsupportedQuery` for logs of Spark's of an unknown version.
         """
         reach("coordinator.take.before")
         self._take()
@@ -124,16 +136,17 @@ class Coordinator:
 
     def _take(self) -> None:
         run = self._run
+        run.checkpoint.refuse_unknown_formats()
         # in this order: what is decided by now is recorded by the time that the ledger is read
         newest_decided = run.checkpoint.newest_decided()
         before = run.ledger.read()
-        joined = -1
+        beside = -1
         if before.owner is None and newest_decided >= 0:
             if not self._join_running:
                 raise consistency.no_ledger(newest_decided)
             self._check.refuse_known_targets()
             refuse_begun(run.checkpoint, newest_decided, rewrite=self._join_running == REWRITE)
-            joined = newest_decided
+            beside = newest_decided
         known = before.owner.origins if before.owner else {}
         for participant in run.participants:
             refuse_other_kind(participant, known)
@@ -141,21 +154,24 @@ class Coordinator:
         if before.owner is not None:
             log_changed_sinks(before.owner, run.participant_of, before.newest)
         new = {name: self._join(name) for name in joining}
-        held = max((run.participant_of[name].newest_generation(name) for name in joining), default=0)
+        held = max((joined.generation for joined in new.values()), default=0)
+        origins = {**known, **{name: joined.origin for name, joined in new.items()}}
         # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
-        take = run.ledger.take(run.query_id, {**known, **new}, joined, above=held, present=run.participant_of)
+        take = run.ledger.take(run.query_id, origins, beside, above=held, present=run.participant_of)
         for name, participant in run.participant_of.items():
             who = Identity(run.query_id, name, take.generation, take.origins[name], run.pipeline)
             run.identities[name] = who
             participant.open(who)
 
-    def _join(self, name: str) -> dict[str, Any]:
+    def _join(self, name: str) -> Joining:
         # before the take, which records it: what the ledger knows of a sink's beginning must be in its target
         participant = self._run.participant_of[name]
-        participant.open(Identity(self._run.query_id, name, pipeline=self._run.pipeline))
-        return {**participant.initial_state(name), "family": family_of(participant)}
+        joined = participant.open(Identity(self._run.query_id, name, pipeline=self._run.pipeline))
+        left = (each.generation for each in participant.remnants(((), ())))
+        origin = {**joined.origin, "family": family_of(participant)}
+        return Joining(origin, max(joined.generation, *left, 0))
 
-    def _refuse_disagreement(self, history: History) -> None:
+    def _refuse_disagreement(self, history: LedgerHistory) -> None:
         self._check.refuse_undocumented(history)
         self._check.verify_all()
         for prepared in history.pending:
@@ -187,13 +203,12 @@ class Coordinator:
         """
         run = self._run
         # until it is prepared: the user's function may catch whatever is raised from here on
-        run.owed = number if run.owed < 0 else run.owed
+        run.current = run.current.followed_by(number)
         run.queue.raise_failure()
         reach("coordinator.settle.before")
         run.queue.run_epoch(number)
         history = run.ledger.verify()
-        if history.newest < number - 1:
-            self._check.refuse_undocumented(history)
+        self._check.refuse_gap(history, number)
         self._check.refuse_other_past(history, number - 1)
         for prepared in history.pending:
             if prepared.epoch < number:
@@ -209,13 +224,13 @@ class Coordinator:
             # before anything is swept: what a target that was set back holds prepared is evidence, and may be the rows
             self._check.verify_all()
             self._sweep.targets()
-            run.settled = number
+            run.current = CurrentEpoch(number, Phase.COMPARED)
             return Plan.WRITE
         self._check.refuse_other_input(recorded)
         if number not in history.done and number not in run.queue.pending:
             run.queue.wait_settled()
             run.queue.add(number)
-        run.owed, run.settled = -1, number
+        run.current = CurrentEpoch(number)
         return Plan.RUN_FOR_STATE
 
     def _expect_decided(self, epoch: int, running: int) -> None:
@@ -228,7 +243,7 @@ class Coordinator:
         if epoch not in run.queue.pending and epoch not in run.ledger.known().done:
             run.queue.add(epoch)
 
-    def _withdraw(self, number: int) -> History:
+    def _withdraw(self, number: int) -> LedgerHistory:
         """Take back a disputed record: Spark has not decided the epoch, and runs it again.
 
         Not earlier: if foreachBatch caught the error, Spark decides the epoch, and then what is recorded is committed.
@@ -253,18 +268,27 @@ class Coordinator:
         """Return a fresh attempt at an epoch, with a place in the spool. `record` or `abandon` ends it."""
         run = self._run
         # what an earlier run has recorded may be lost by now: let its replay come first, not overtake this attempt
-        if not self._begun or any(participant.writers_read for participant in run.participants):
+        if not self._begun or any(sink.writers_read for one in run.participants for sink in one.members.values()):
             run.queue.wait_settled()
             self._begun = True
         run.queue.begin_attempt()
-        run.attempted = number
         epoch = Epoch(number, uuid.uuid4().hex)
         run.progress.begin(number)
         run.spool.make(run.query_id, epoch)
-        # while it is being written, Spark cannot decide it
-        run.owed = -1
+        run.current = CurrentEpoch(number, Phase.WRITING)
         reach("coordinator.write.before")
         return epoch
+
+    def contexts(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, WriterContext]:
+        """Return what the writers of each sink are told in an attempt; ``schemas`` are those of their rows, by sink.
+
+        Call it just before the write job: a target may note its present state, such as the end of its log.
+        """
+        contexts: dict[str, WriterContext] = {}
+        for participant in self._run.participants:
+            of_members = {name: schemas[name] for name in participant.members}
+            contexts |= participant.begin(epoch, of_members, retained=self._retain_seconds > 0)
+        return contexts
 
     def record(
         self,
@@ -286,7 +310,7 @@ class Coordinator:
             self.abandon(epoch)
             raise
         reach("coordinator.record.before")
-        run.owed = epoch.number
+        run.current = CurrentEpoch(epoch.number, Phase.RECORDING)
         try:
             run.ledger.append(prepared)
         except Fenced:
@@ -296,7 +320,7 @@ class Coordinator:
             raise
         reach("coordinator.record.after")
         run.progress.recorded(prepared)
-        run.owed = -1
+        run.current = CurrentEpoch(epoch.number)
         run.recorded.add(epoch.number)
         run.queue.add(epoch.number)
         run.queue.end_attempt()
@@ -322,7 +346,7 @@ class Coordinator:
                 reach("coordinator.vote.between")
         together = tuple(tuple(names) for _, names in by_participant if len(names) > 1)
         digest = run.checkpoint.offsets_digest(epoch.number, durable=True)
-        return replace(prepared, offsets=digest, together=together)
+        return replace(prepared, offsets=digest, together=together, retain=self._retain_seconds)
 
     def abandon(self, epoch: Epoch) -> None:
         """Abort an attempt that failed before anything tried to record it.
@@ -330,7 +354,7 @@ class Coordinator:
         Best effort, so that the first error is the one that the user sees: what stays, `settle` or the
         next driver's `recover` sweeps.
         """
-        self._run.owed = epoch.number
+        self._run.current = CurrentEpoch(epoch.number, Phase.FAILED)
         try:
             try:
                 self._sweep.all()
@@ -368,14 +392,14 @@ class Coordinator:
         """
         self._commits.drain()
 
-    def note_failure(self, failure: str) -> None:
+    def note_failure(self, failure: BaseException) -> None:
         """Keep why the query stops, in words without values of rows: for `progress`, and for `epochsink status`.
 
-        Best effort: the store or another driver may refuse it.
+        Best effort: the store or another driver may refuse it, and a start that has not taken the ledger notes nothing.
         """
-        self.progress.failed(failure)
+        self.progress.failed(without_values(failure))
         try:
-            self._run.ledger.append(Stopped(failure[:_FAILURE_CHARACTERS]))
+            self._run.ledger.append(Stopped.of(failure))
         except (EpochsinkError, OSError) as refused:
             _log.info("the failure is not in the ledger: %s", refused)
 

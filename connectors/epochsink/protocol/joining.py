@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
-from epochsink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from epochsink.protocol.checkpoint import Checkpoint
-    from epochsink.protocol.ledger_entries import Take
-    from epochsink.sink import Participant
+from epochsink.errors import ConfigurationError, epochs
+from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.ledger_entries import Take
+from epochsink.sink import Participant
 
 _log = logging.getLogger("epochsink")
 
@@ -33,15 +30,15 @@ def refuse_begun(checkpoint: Checkpoint, decided: int, *, rewrite: bool) -> None
         raise ConfigurationError(
             f"epoch {begun} was begun before epochsink joined this pipeline, and not decided (there is an "
             f"offsets/{begun} and no commits/{begun}): the old code may have written a part of its rows. Spark runs it "
-            "again, so a target without a key would hold these rows twice",
+            "again, so these rows would be duplicated in a target without a key",
             hint="start the old code once more with trigger(availableNow=True), which ends when its last epoch is "
             f"decided, and then this; or, if every target has a key, or you have removed the rows of epoch {begun} "
-            f"where there is none, start once with join_running={REWRITE!r}",
+            f"from those without one, start once with join_running={REWRITE!r}",
         )
     _log.warning(
-        "epochsink joins at epoch %d, which Spark has already begun. If the old code began it, what it has written of "
-        "its rows is written again: in a target without a key, remove it by hand, or these rows are duplicated. The "
-        "rows are those between offsets/%d and offsets/%d of the checkpoint",
+        "epochsink joins at epoch %d, which Spark has already begun. If the old code began it, the rows that it has "
+        "written are written again: remove them from a target without a key, or they are duplicated. They "
+        "are the rows between offsets/%d and offsets/%d of the checkpoint",
         begun,
         decided,
         begun,
@@ -93,11 +90,10 @@ def log_changed_sinks(owner: Take, present: Collection[str], newest: int) -> Non
             )
         elif (last := owner.left.get(name, newest)) < newest:
             _log.warning(
-                "sink '%s' returns to this query, which ran without it after epoch %d: the rows of epochs %d to %d are "
-                "not written to it. To add them, load the input of these epochs (offsets/ in the checkpoint) into its "
-                "target by a query of its own",
+                "sink '%s' returns to this query, which ran without it after epoch %d: the rows of %s are not written "
+                "to it. To add them, load their input (offsets/ in the checkpoint) into its target with a separate "
+                "query",
                 name,
                 last,
-                last + 1,
-                newest,
+                epochs(last + 1, newest),
             )

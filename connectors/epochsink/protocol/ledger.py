@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
 from epochsink.protocol.ledger_entries import Abandoned, Entry, Summary, Take, decode, encode, stamped
-from epochsink.protocol.ledger_history import History
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from epochsink.protocol.storage import Storage
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.storage import Storage
 
 FOLDER: Final = "epochsink/ledger"
 ABANDON: Final = "epochsink abandon"
@@ -69,7 +66,7 @@ class Ledger:
         self._seen = _Seen(retained_epochs)
         self._uncertain = False
 
-    def read(self) -> History:
+    def read(self) -> LedgerHistory:
         """Read on to the newest entry and return the history, whichever driver owns it."""
         self._catch_up()
         return self.known()
@@ -85,12 +82,12 @@ class Ledger:
             if self._seen.history.owner is None and self._end > 0:
                 raise _corrupt(self._end - 1, "no driver's take comes before it")
 
-    def known(self) -> History:
+    def known(self) -> LedgerHistory:
         """Return the history as read last, own entries included, without asking the store."""
         with self._lock:
             return self._seen.history.copy()
 
-    def own(self) -> History:
+    def own(self) -> LedgerHistory:
         """Like `known`; raises `Fenced` if another driver had taken the ledger when it was read last.
 
         That driver's history may have forgotten epochs that are pending for this one.
@@ -100,7 +97,7 @@ class Ledger:
                 return self._seen.history.copy()
             raise _fenced(self._seen.history)
 
-    def verify(self) -> History:
+    def verify(self) -> LedgerHistory:
         """Return the history if this driver still owns the ledger; raises `Fenced` if another took it."""
         self._catch_up()
         return self.own()
@@ -149,8 +146,8 @@ class Ledger:
             if self._create_take(entry):
                 return entry
 
-    def _left(self, history: History, present: Collection[str] | None) -> Mapping[str, int]:
-        """Return which sinks are no longer part of the query; a command lets none leave, and none come back."""
+    def _left(self, history: LedgerHistory, present: Collection[str] | None) -> Mapping[str, int]:
+        """Return which sinks are no longer part of the query; a command neither removes nor adds sinks."""
         owner = history.owner
         if owner is None or present is None or self._purpose:
             return owner.left if owner else {}
@@ -208,12 +205,12 @@ class Ledger:
     def _create(self, number: int, entry: Entry, *, owned: bool) -> bool:
         entry = stamped(entry, self._application)
         try:
-            made = self._files.create(name_of(number), encode(entry))
+            is_new = self._files.create(name_of(number), encode(entry))
         except OSError:
             # the entry may exist all the same: the next look lists the folder, and does not rely on the next number
             self._uncertain = True
             raise
-        if not made:
+        if not is_new:
             return False
         if not owned and self._exists_beyond(number):
             # the number was free because its entry was removed, or other drivers have appended: take it at the end
@@ -253,13 +250,13 @@ class Ledger:
     def _read_all(self) -> None:
         for _ in range(_LISTINGS):
             listed = {int(name) for name in self._files.names(FOLDER) if name.isdigit()}
-            found = self._read_back_from(max(listed, default=-1))
+            entries = self._read_back_from(max(listed, default=-1))
             # otherwise the owner has summed up meanwhile, and removed what was listed
-            if not listed or any(isinstance(entry, Take) for entry in found.values()):
+            if not listed or any(isinstance(entry, Take) for entry in entries.values()):
                 break
-        seen = _Seen(self._retained_epochs, end=min(found, default=0))
-        for number in sorted(found):
-            seen.add(number, found[number])
+        seen = _Seen(self._retained_epochs, end=min(entries, default=0))
+        for number in sorted(entries):
+            seen.add(number, entries[number])
         # those that were not read, too: a later trim removes them
         seen.present |= listed
         with self._lock:
@@ -272,18 +269,18 @@ class Ledger:
         By number, not by the listing: a listing made while entries are added may lack some. Entries below a gap are
         void.
         """
-        found: dict[int, Entry] = {}
+        entries: dict[int, Entry] = {}
         while newest >= 0:
             numbers = range(newest, max(newest - _READ_BACK, -1), -1)
             contents = self._files.read_many([name_of(number) for number in numbers])
             for number, data in zip(numbers, contents, strict=True):
                 if data is None:
-                    return found
-                found[number] = entry = _decoded(data, number)
+                    return entries
+                entries[number] = entry = _decoded(data, number)
                 if isinstance(entry, Take):
-                    return found
+                    return entries
             newest = numbers[-1] - 1
-        return found
+        return entries
 
 
 @dataclass(slots=True)
@@ -295,7 +292,7 @@ class _Seen:
     """
 
     retained: int
-    history: History = field(default_factory=History)
+    history: LedgerHistory = field(default_factory=LedgerHistory)
     end: int = 0
     present: set[int] = field(default_factory=set)
     takes: list[int] = field(default_factory=list)
@@ -325,9 +322,9 @@ class _Seen:
 def _clock() -> int:
     """Return the generation that a take is above, in milliseconds since 1970.
 
-    So a ledger that was lost, or put back from an older copy, goes on above every driver that took it since, also one
-    that prepares later; ``above`` protects a new ledger against a clock that went back. Not in seconds: each start adds
-    one, and several may come in a second.
+    So a ledger that was lost or restored from an older copy continues above the generation of every driver that took it
+    since, even of one that prepares later. ``above`` protects a new ledger against a clock that was set back. Not in
+    seconds: each start adds one, and there may be several in a second.
     """
     return int(time.time() * 1000)
 
@@ -344,14 +341,19 @@ def _described(take: Take | None) -> str:
     return f"its generation is {take.generation}{since}"
 
 
-def _fenced(history: History) -> Fenced:
+_START_ANEW: Final = (
+    "start with a new checkpoint folder; from which offsets it has to read: epochsink status CHECKPOINT"
+)
+
+
+def _fenced(history: LedgerHistory) -> Fenced:
     owner, since = history.owner, _described(history.owner)
     stops = "this query stops and writes nothing more"
     if history.abandoned is not None or (owner is not None and owner.purpose == ABANDON):
         return Fenced(
             f"an operator has abandoned this checkpoint with 'epochsink abandon' ({since}); {stops}, and what it had "
             "prepared and Spark had not decided is ended",
-            hint="start with a new checkpoint folder; 'epochsink status' on this one says from which offsets",
+            hint=_START_ANEW,
         )
     if owner is not None and owner.purpose:
         return Fenced(
@@ -368,7 +370,7 @@ def _closed(abandoned: Abandoned) -> ConfigurationError:
     return ConfigurationError(
         f"this checkpoint was abandoned ({abandoned.stamp or 'when is not known'}): its ledger is closed for good, and "
         "what it had prepared and Spark had not decided is ended",
-        hint="start with a new checkpoint folder; 'epochsink status' on this one says from which offsets",
+        hint=_START_ANEW,
     )
 
 
@@ -383,5 +385,5 @@ def _corrupt(number: int, why: str) -> LedgerCorrupt:
     return LedgerCorrupt(
         f"ledger entry {number} ({name_of(number)} in the checkpoint) cannot be used: {why}",
         hint="if a newer epochsink wrote it, start with that version or a later one; otherwise the file is damaged: "
-        "restore the checkpoint folder, with its epochsink/ folder, from one and the same copy",
+        "restore the whole checkpoint folder, with epochsink/, from one copy",
     )

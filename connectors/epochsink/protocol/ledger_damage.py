@@ -1,19 +1,15 @@
-"""What a ledger still says of which some entries are damaged: for people, never to go on."""
+"""Read what the other entries of a damaged ledger say: for people only, no query starts from it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from epochsink.protocol.ledger import FOLDER, name_of
 from epochsink.protocol.ledger_entries import decode
-from epochsink.protocol.ledger_history import History
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from epochsink.protocol.storage import Storage
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +38,9 @@ class Damage:
         return f"{self.file} cannot be read ({self.reason}): {what}{which if self.epochs else ''}"
 
 
-def survey(files: Storage) -> tuple[History, list[Damage]]:
-    """Return what the readable entries say, and every damaged one: for people, never to go on. May raise OSError."""
-    history, damages = History(), []
+def survey(files: Storage) -> tuple[LedgerHistory, list[Damage]]:
+    """Return what the readable entries say, and every damaged one: for people only. May raise OSError."""
+    history, damages = LedgerHistory(), []
     numbers = sorted(int(name) for name in files.names(FOLDER) if name.isdigit())
     # below a gap are remains of a prefix that was being removed
     first = max((number for number in numbers if number - 1 not in numbers), default=0)

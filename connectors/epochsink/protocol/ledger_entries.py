@@ -9,24 +9,23 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
 from epochsink import __version__
+from epochsink.errors import EpochsinkError, without_values
+from epochsink.protocol.json_value import from_json
 from epochsink.protocol.progress import EpochProgress
-from epochsink.sink import Epoch, LastDone, RowCount, SpoolFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from epochsink.sink import Committable
+from epochsink.sink import Committable, Epoch, LastDone, RowCount, SpoolFile
 
 VERSION: Final = 1
 """The version of the format: the one that is written, and the only one that is read."""
 
-_Value = TypeVar("_Value")
+_FAILURE_CHARACTERS: Final = 2000
+"""How much of a failure's text the ledger keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,8 @@ class Share:
 class Prepared(_Stamped):
     """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows.
 
-    ``together`` are the names of sinks that have recorded the same parts: those that commit as one.
+    ``together`` are the names of sinks that have recorded the same parts: those that commit as one. ``retain`` is for
+    how many seconds its rows are kept once it is done, whoever commits it.
     """
 
     epoch: int
@@ -101,6 +101,7 @@ class Prepared(_Stamped):
     offsets: str
     shares: Mapping[str, Share]
     together: tuple[tuple[str, ...], ...] = ()
+    retain: float = 0.0
 
     @property
     def at(self) -> Epoch:
@@ -188,9 +189,25 @@ class Abandoned(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class Stopped(_Stamped):
-    """The query has stopped with a failure, in words without values of rows. For people: nothing follows from it."""
+    """The query has stopped with a failure, in words without values of rows. For people: nothing follows from it.
+
+    ``hint`` says what to do, ``command`` what mends it, each "" if that is not known.
+    """
 
     failure: str
+    hint: str = ""
+    command: str = ""
+
+    @classmethod
+    def of(cls, failure: BaseException) -> Stopped:
+        """Return the entry for a failure whose commands are complete."""
+        hint, command = (failure.hint, failure.command) if isinstance(failure, EpochsinkError) else ("", "")
+        return cls(without_values(failure)[:_FAILURE_CHARACTERS], hint[:_FAILURE_CHARACTERS], command)
+
+    @property
+    def kind(self) -> str:
+        """The class of the error."""
+        return self.failure.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,43 +286,4 @@ def decode(data: bytes) -> Entry:
         raise ValueError(f"format version {version}; {writer}, and epochsink {__version__} reads {VERSION} only")
     if kind not in _KINDS:
         raise ValueError(f"unknown kind of entry {kind!r}; {writer}, and this is epochsink {__version__}")
-    return _read(_KINDS[kind], content)
-
-
-def _read(kind: type[_Value], content: Mapping[str, Any]) -> _Value:
-    """Return a value from its JSON, without what a newer epochsink has added: it may be ignored."""
-    names = _names(kind)  # type: ignore[arg-type] # a class can be hashed
-    given = {name: content[name] for name in names if content.get(name) is not None}
-    return kind(**{name: _READ[name](value) if name in _READ else value for name, value in given.items()})
-
-
-def _each(kind: type[_Value]) -> Callable[[Mapping[str, Any]], dict[str, _Value]]:
-    return lambda contents: {name: _read(kind, content) for name, content in contents.items()}
-
-
-def _pairs(rows: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
-    return tuple(map(tuple, rows))
-
-
-_READ: Final[dict[str, Callable[[Any], Any]]] = {
-    "parts": tuple,
-    "tasks": tuple,
-    "sinks": tuple,
-    "ended": tuple,
-    "disputed": tuple,
-    "takes": tuple,
-    "together": _pairs,
-    "done": _pairs,
-    "shares": _each(Share),
-    "files": _each(SpoolFile),
-    "counted": lambda content: _read(RowCount, content),
-    "progress": EpochProgress.from_json,
-    "applied": _each(LastDone),
-    "receipts": lambda receipts: tuple(map(EpochProgress.from_json, receipts)),
-    "stopped": lambda content: _read(Stopped, content),
-    "pending": lambda pending: tuple(_read(Prepared, each) for each in pending),
-    "abandoned": lambda content: _read(Abandoned, content),
-    "summary": lambda content: _read(Summary, content),
-    "stamp": lambda content: _read(Stamp, content),
-}
-"""How to make a field's value from its JSON, if the JSON is not the value itself."""
+    return from_json(_KINDS[kind], content)

@@ -7,7 +7,7 @@ kept, as evidence of a target that was set back.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from epochsink.protocol.ledger_entries import (
     Abandoned,
@@ -23,11 +23,8 @@ from epochsink.protocol.ledger_entries import (
     Take,
     Withdrawn,
 )
-from epochsink.sink import LastDone
-
-if TYPE_CHECKING:
-    from epochsink.protocol.progress import EpochProgress
-    from epochsink.sink import Committable
+from epochsink.protocol.progress import EpochProgress
+from epochsink.sink import Committable, LastDone
 
 DONE_IN_FULL: Final = 8
 """Done epochs whose committables are still known."""
@@ -36,7 +33,7 @@ RECEIPTS: Final = 64
 
 
 @dataclass(slots=True)
-class History:
+class LedgerHistory:
     """What the ledger records: the newest take, every retained epoch as last replayed, and which are done.
 
     ``applied`` has, for each sink, the newest done epoch in which it had rows: what its target must hold. ``receipts``
@@ -52,6 +49,16 @@ class History:
     abandoned: Abandoned | None = None
     receipts: dict[int, EpochProgress] = field(default_factory=dict)
     stopped: Stopped | None = None
+
+    @property
+    def failing(self) -> Stopped | None:
+        """The failure with which the driver stopped that took the ledger last; None if it runs, or ended well."""
+        owner, stopped = self.owner, self.stopped
+        if owner is None or stopped is None or owner.stamp is None or stopped.stamp is None:
+            return None
+        took, ended = owner.stamp, stopped.stamp
+        same = (took.host, took.pid) == (ended.host, ended.pid)
+        return stopped if same and took.at < ended.at else None
 
     @property
     def pending(self) -> list[Prepared]:
@@ -74,10 +81,10 @@ class History:
         newest = self.applied[sink].parts if sink in self.applied else ()
         return [*full, *(part for part in newest if part not in full)]
 
-    def copy(self) -> History:
+    def copy(self) -> LedgerHistory:
         """Return a history that grows independently; entries never change, so both share them."""
         # each look at the ledger makes one: `replace` takes three times as long
-        return History(
+        return LedgerHistory(
             self.owner,
             dict(self.epochs),
             set(self.done),

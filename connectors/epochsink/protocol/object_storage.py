@@ -7,6 +7,7 @@ succeed. Nothing is renamed: on an object store that is a copy and a delete, wit
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
@@ -19,11 +20,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from epochsink.errors import ConfigurationError
-from epochsink.protocol.storage import beside
+from epochsink.protocol.storage import Output, SpoolStorage, Storage, beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from obstore import ReadableFile, WritableFile
     from obstore.store import ObjectStore
 
@@ -80,7 +79,7 @@ def open_checkpoint_files(url: str, options: str) -> ObjectStorage:
     return files
 
 
-class ObjectStorage:
+class ObjectStorage(Storage, SpoolStorage):
     """Files below a prefix of an object store (see `epochsink.protocol.storage`)."""
 
     def __init__(self, store: ObjectStore) -> None:
@@ -97,7 +96,6 @@ class ObjectStorage:
         return True
 
     def read(self, name: str) -> bytes | None:
-        """Return an object's bytes, or None."""
         with _as_oserror():
             try:
                 return obstore.get(self._store, name).bytes().to_bytes()
@@ -111,10 +109,10 @@ class ObjectStorage:
     def names(self, folder: str) -> list[str]:
         """Return the next parts of the names below a prefix."""
         with _as_oserror():
-            found = obstore.list_with_delimiter(self._store, folder)
+            listing = obstore.list_with_delimiter(self._store, folder)
         # Hadoop marks a folder by an object of its name
-        paths = [each["path"] for each in found["objects"] if each["path"] != folder]
-        return [path.rpartition("/")[2] for path in [*paths, *found["common_prefixes"]]]
+        paths = [each["path"] for each in listing["objects"] if each["path"] != folder]
+        return [path.rpartition("/")[2] for path in [*paths, *listing["common_prefixes"]]]
 
     def remove_many(self, names: Sequence[str]) -> None:
         """Delete several objects, as many by one request as the store takes."""
@@ -138,9 +136,9 @@ class ObjectStorage:
     def open(self, name: str) -> pa.NativeFile:
         """Open an object: a small one by one request, a large one piece by piece."""
         with _as_oserror():
-            found = obstore.get(self._store, name)
-            if found.meta["size"] <= _AT_ONCE_BYTES:
-                return pa.BufferReader(pa.py_buffer(found.bytes()))
+            answer = obstore.get(self._store, name)
+            if answer.meta["size"] <= _AT_ONCE_BYTES:
+                return pa.BufferReader(pa.py_buffer(answer.bytes()))
             return pa.PythonFile(ObjectInput(obstore.open_reader(self._store, name)), mode="r")
 
     def make_folder(self, name: str) -> None:
@@ -152,13 +150,13 @@ class ObjectStorage:
             self.remove_many([f"{name}/{file}" for file in files])
             return
         with _as_oserror():
-            for found in obstore.list(self._store, name):
-                self.remove_many([each["path"] for each in found])
+            for page in obstore.list(self._store, name):
+                self.remove_many([each["path"] for each in page])
 
     def size(self, folder: str) -> int:
         """Return the bytes below a prefix."""
         with _as_oserror():
-            return sum(each["size"] for found in obstore.list(self._store, folder) for each in found)
+            return sum(each["size"] for page in obstore.list(self._store, folder) for each in page)
 
 
 class ObjectInput:
@@ -179,7 +177,7 @@ class ObjectInput:
         self.closed = True
 
 
-class ObjectOutput:
+class ObjectOutput(Output):
     """An object that is being uploaded."""
 
     def __init__(self, writer: WritableFile) -> None:

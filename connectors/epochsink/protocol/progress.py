@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +50,6 @@ class EpochProgress:
     commit_seconds: float = 0.0
     sinks: Mapping[str, SinkProgress] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> EpochProgress:
-        """Return the progress that a JSON object holds, without what a newer epochsink has added."""
-        sinks = {name: SinkProgress(**_known(SinkProgress, sink)) for name, sink in content["sinks"].items()}
-        return cls(**{**_known(cls, content), "sinks": sinks})
-
     @property
     def rows(self) -> int:
         """The rows of all sinks."""
@@ -92,7 +83,3 @@ class QueryProgress:
     def json(self) -> str:
         """Everything as one line of JSON."""
         return json.dumps(asdict(self))
-
-
-def _known(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.name: content[each.name] for each in fields(kind) if each.name in content}

@@ -6,17 +6,15 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
+from epochsink.errors import epochs
+from epochsink.protocol.ledger_entries import Prepared
+from epochsink.protocol.ledger_history import LedgerHistory
 from epochsink.protocol.progress import EpochProgress, QueryProgress, SinkProgress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from epochsink.protocol.ledger_entries import Prepared
-    from epochsink.protocol.ledger_history import History
 
 _log = logging.getLogger("epochsink")
 
@@ -241,14 +239,13 @@ class ProgressTracker:
             return
         with self._lock:
             since, self._since_log, self._logged_at = self._since_log, [], now
-        told = self.snapshot()
-        late = told.late_seconds
+        progress = self.snapshot()
+        late = progress.late_seconds
         if since:
             slowest = max(since, key=lambda one: one.commit_seconds)
             _log.info(
-                "epochs %d to %d are visible: %d rows; commits took %.3f s at most (epoch %d)%s",
-                since[0].epoch,
-                since[-1].epoch,
+                "%s: %d rows are visible; commits took %.3f s at most (epoch %d)%s",
+                epochs(since[0].epoch, since[-1].epoch),
                 sum(one.rows for one in since),
                 slowest.commit_seconds,
                 slowest.epoch,
@@ -256,9 +253,9 @@ class ProgressTracker:
             )
         elif late >= LOG_SECONDS:
             _log.warning("no epoch became visible in the last minute; the oldest decided one is late by %.0f s", late)
-        elif told.open_seconds >= LOG_SECONDS:
+        elif progress.open_seconds >= LOG_SECONDS:
             _log.info(
-                "no epoch became visible in the last minute; one has been under way for %.0f s", told.open_seconds
+                "no epoch became visible in the last minute; one has been under way for %.0f s", progress.open_seconds
             )
 
     def _of(self, number: int) -> _Epoch:
@@ -269,12 +266,12 @@ class ProgressTracker:
         return self._of(number).sinks.setdefault(name, {})
 
 
-def log_recovery(history: History, waiting: Sequence[int]) -> None:
+def log_recovery(history: LedgerHistory, waiting: Sequence[int]) -> None:
     """Log what a start has found pending in ``history``, and which of these epochs still await Spark's decision."""
     what = "everything recorded was visible"
-    if found := [prepared.epoch for prepared in history.pending]:
-        committed = [number for number in found if number not in waiting]
-        what = f"found epochs {found} recorded and not visible, committed {committed}; {list(waiting)} not decided"
+    if pending := [prepared.epoch for prepared in history.pending]:
+        committed = [number for number in pending if number not in waiting]
+        what = f"found epochs {pending} recorded and not visible, committed {committed}; {list(waiting)} not decided"
     _log.info("recovered as generation %d: %s", history.owner.generation if history.owner else 0, what)
 
 

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, SpoolMissing, naming
 from epochsink.failpoints import reach
-from epochsink.protocol.ledger_entries import Replay
-from epochsink.protocol.sweep import recorded_parts
-from epochsink.sink import Ballot, Epoch, LastDone, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from epochsink.protocol.ledger import Ledger
-    from epochsink.protocol.ledger_history import History
-    from epochsink.protocol.retained import RetainedEpoch, Retention
-    from epochsink.sink import Committable, Participant, Rows
+from epochsink.protocol.commit_engine import CommitEngine, Indices, Policy
+from epochsink.protocol.ledger_entries import Prepared, Replay
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.retained import RetainedEpoch, Retention
+from epochsink.protocol.run_state import RunState
+from epochsink.protocol.sweep import end_orphans, recorded_parts
+from epochsink.sink import Ballots, Committable, Epoch, LastDone, Losses, Participant, Recorded
 
 _log = logging.getLogger("epochsink")
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a participant's target lacks of one retained epoch: parts by sink."""
+    """What a participant's target lacks of one retained epoch."""
 
     retained: RetainedEpoch
-    parts: Mapping[str, Sequence[Committable]]
+    parts: Indices
 
     @property
     def at(self) -> Epoch:
@@ -44,28 +40,33 @@ class Lack:
         return f"{rows} row(s)" if lacks == of else f"{lacks} of {of} parts of {rows} row(s)"
 
 
-def lacking(participant: Participant, history: History, retention: Retention) -> list[Lack]:
+def lacking(participant: Participant, history: LedgerHistory, retention: Retention) -> list[Lack]:
     """Return what a target lacks of done epochs, oldest first.
 
     From each sink's newest done epoch back, along the epochs in which it had rows, to the first one that the target
-    holds. Raises `ConfigurationError` if a lacking epoch is not retained: then nothing may be applied.
+    holds. Nothing if the sinks are of a kind that is not repaired. Raises `ConfigurationError` if a lacking epoch is
+    not retained: then nothing may be applied.
     """
+    losses = participant.operator().losses()
+    if losses is None:
+        return []
     found: dict[Epoch, RetainedEpoch] = {}
-    parts: dict[Epoch, dict[str, Sequence[Committable]]] = {}
+    parts: dict[Epoch, dict[str, Sequence[int]]] = {}
     for name in participant.members:
         newest = history.applied.get(name)
         # without parts, an operator has accepted the target as it is
         if newest is None or not newest.parts:
             continue
         with naming(name):
-            for retained, missing in _back(participant, name, newest, retention):
-                found[retained.prepared.at] = retained
-                parts.setdefault(retained.prepared.at, {})[name] = missing
+            for retained, missing in _back(participant, losses, name, newest, retention):
+                at, own = retained.prepared.at, retained.prepared.parts_of(name)
+                found[at] = found.get(at, retained).with_parts({name: own})
+                parts.setdefault(at, {})[name] = [index for index, part in enumerate(own) if part in missing]
     return [Lack(found[at], parts[at]) for at in sorted(found, key=lambda at: at.number)]
 
 
 def _back(
-    participant: Participant, name: str, last: LastDone, retention: Retention
+    participant: Participant, losses: Losses, name: str, last: LastDone, retention: Retention
 ) -> Iterator[tuple[RetainedEpoch, Sequence[Committable]]]:
     newest, held = last.epoch, -1
     while True:
@@ -74,7 +75,7 @@ def _back(
         if retained is not None and last.epoch == newest:
             retained = retained.with_parts({name: last.parts})
         known = last if retained is None else retained.prepared.share_done(name)
-        missing = participant.lacking(name, known)
+        missing = losses.lacking(name, known)
         if missing:
             if held >= 0:
                 raise _out_of_order(last.epoch, held)
@@ -83,90 +84,110 @@ def _back(
             yield retained, missing
         else:
             held = max(held, last.epoch)
-            if retained is None or participant.holds_earlier(name):
+            if retained is None or losses.holds_earlier(name):
                 return
         earlier = retained.after.get(name)
         if earlier is None:
             return
         if not earlier.parts:
             if missing:
-                _require_accepted(participant, name, earlier.epoch, newest)
+                _require_accepted(participant, name, earlier, newest)
             return
         last = earlier
 
 
-def _require_accepted(participant: Participant, name: str, epoch: int, newest: int) -> None:
+def _require_accepted(participant: Participant, name: str, earlier: LastDone, newest: int) -> None:
     """Refuse a target that is older than what an operator has accepted: no record says what it must hold."""
-    held = participant.newest(name)
-    if held is None or held < epoch:
-        raise _not_retained(epoch, newest)
+    held = participant.marks(name, earlier, None).newest
+    if held is None or held < earlier.epoch:
+        raise _not_retained(earlier.epoch, newest)
 
 
-def verify_rows(lacks: Sequence[Lack], rows_of: Callable[[Lack, str], Rows]) -> None:
+def verify_rows(run: RunState, lacks: Sequence[Lack]) -> None:
     """Raise `ConfigurationError` unless all lacking rows are as they were written: before anything is applied."""
     for lack in lacks:
-        for name in lack.parts:
+        for name, ballot in run.ballots(lack.retained.prepared, lack.parts).items():
             with naming(name):
                 try:
-                    rows_of(lack, name).verify()
+                    ballot.rows.verify()
                 except SpoolMissing as gone:
                     raise _not_retained(lack.at.number, lacks[-1].at.number, gone.message) from gone
 
 
-def end_leftovers(participant: Participant, history: History, lacks: Sequence[Lack]) -> list[str]:
+def end_leftovers(participant: Participant, history: LedgerHistory, lacks: Sequence[Lack]) -> list[str]:
     """Abort what no recorded epoch names; what is left of lacking parts is committed later."""
+    return end_orphans(participant, _named(participant, history, lacks))
+
+
+def _named(participant: Participant, history: LedgerHistory, lacks: Sequence[Lack]) -> Recorded:
+    """Return the recorded parts, those that are lacking among the ones that are not done."""
     keep, done = recorded_parts(participant, history)
-    again = [part for lack in lacks for parts in lack.parts.values() for part in parts]
-    return participant.abort_orphans([*keep, *again], [part for part in done if part not in again])
+    lost = [(lack.retained.prepared.parts_of(name), at) for lack in lacks for name, at in lack.parts.items()]
+    again = [parts[index] for parts, indices in lost for index in indices]
+    return [*keep, *again], [part for part in done if part not in again]
 
 
-def apply_again(
-    participant: Participant,
-    lacks: Sequence[Lack],
-    ledger: Ledger,
-    retention: Retention,
-    rows_of: Callable[[Lack, str], Rows],
-) -> None:
+@dataclass(frozen=True)
+class Again(Policy):
+    """An operator has a done epoch applied again, as far as it is lacking: one of ``lacks``."""
+
+    lack: Lack
+    lacks: Sequence[Lack]
+    again = True
+
+    def recorded(self) -> Prepared:
+        """Return the record of the retained epoch."""
+        return self._retained().prepared
+
+    def ballots(self, prepared: Prepared, sinks: Iterable[str], only: Indices | None = None) -> Ballots:
+        """Return them as they were before the epoch, as far as that can be compared."""
+        ballots = super().ballots(prepared, sinks, only)
+        return {name: replace(ballot, after=self._before(name)) for name, ballot in ballots.items()}
+
+    def _before(self, sink: str) -> LastDone:
+        # without parts: the markers were just compared, and the target's indices may be other ones since the restore
+        earlier = self.lack.retained.after.get(sink)
+        return LastDone(-1 if earlier is None else earlier.epoch, "", ())
+
+    def compare(self, sink: str) -> None:
+        """Do nothing: what the target lacks was just found out."""
+
+    def unknown(self, sink: str, evidence: str) -> OutcomeUnknown:
+        """Return the error of an epoch that may be applied again, or not."""
+        return _unknown(self.number, sink, evidence)
+
+    def record(self, replay: Replay) -> None:
+        """Record it in the ledger and with the rows."""
+        # this very append finds out whether the ledger is still ours; the record has no such condition
+        self.run.ledger.append(replay)
+        self.run.retention.rewrite(self._retained().with_parts(dict.fromkeys(replay.sinks, replay.parts)))
+
+    def named(self) -> Recorded:
+        """Return the recorded parts; what is lacking is not done."""
+        return _named(self.participant, self.run.ledger.verify(), self.lacks)
+
+    def _retained(self) -> RetainedEpoch:
+        return self.run.retention.read(self.lack.at) or self.lack.retained
+
+
+def apply_again(run: RunState, participant: Participant, lacks: Sequence[Lack]) -> None:
     """Apply what a target lacks, oldest first. May be repeated after any interruption, from a new look at the target.
 
     The caller has taken the ledger: another driver's take ends this with `Fenced`.
     """
     for lack in lacks:
-        ballots = {name: Ballot(parts, rows_of(lack, name), _before(lack, name)) for name, parts in lack.parts.items()}
         reach("repair.epoch.before")
-        ledger.verify()
-        record = _Record(lack.retained, ledger, retention)
-        for name, verdicts in participant.reapply(lack.at, ballots, record.replace).items():
-            for verdict in verdicts:
-                if verdict.outcome is not Outcome.COMMITTED:
-                    raise _unknown(lack.at.number, name, verdict.evidence)
+        run.ledger.verify()
+        # an earlier repair may have died when the ledger had a replay, and the record beside the rows did not
+        run.retention.rewrite(lack.retained)
+        policy = Again(run, participant, lack.at.number, lack, lacks)
+        engine = CommitEngine(policy)
+        engine.commit(lack.parts)
+        engine.await_visible(lack.parts, lack.parts)
+        # now, not at the end: the staged rows of all lacking epochs may fill the disk
+        participant.finish(lack.at, policy.ballots(policy.recorded(), lack.parts, lack.parts))
         reach("repair.epoch.after")
         _log.info("epoch %d is applied again: %s", lack.at.number, lack.size)
-
-
-class _Record:
-    """The record of a retained epoch, of which parts are prepared again under other names."""
-
-    def __init__(self, retained: RetainedEpoch, ledger: Ledger, retention: Retention) -> None:
-        self._retained = retained
-        self._ledger = ledger
-        self._retention = retention
-
-    def replace(self, part: Committable, again: Committable) -> None:
-        """Record a part before it is committed. Raises `Fenced` if another driver has the ledger."""
-        self._retained = self._retained.replaced(part, again)
-        prepared = self._retained.prepared
-        sinks = tuple(name for name in prepared.shares if again in prepared.parts_of(name))
-        # this very append finds out whether the ledger is still ours; the record has no such condition
-        self._ledger.append(Replay(prepared.epoch, sinks, prepared.parts_of(sinks[0])))
-        self._retention.rewrite(self._retained)
-        reach("repair.part.recorded")
-
-
-def _before(lack: Lack, name: str) -> LastDone:
-    # without parts: the markers were just compared, and the target's indices may be other ones since the restore
-    earlier = lack.retained.after.get(name)
-    return LastDone(-1 if earlier is None else earlier.epoch, "", ())
 
 
 def _unknown(epoch: int, name: str, evidence: str) -> OutcomeUnknown:
@@ -180,8 +201,8 @@ def _unknown(epoch: int, name: str, evidence: str) -> OutcomeUnknown:
 
 def _out_of_order(epoch: int, held: int) -> ConfigurationError:
     return ConfigurationError(
-        f"the target lacks rows of epoch {epoch} and holds those of epoch {held}: not its end was taken back, but "
-        "something in between, and what is applied again would be behind newer rows; nothing is applied",
+        f"the target lacks rows of epoch {epoch} and holds those of epoch {held}: rows in the middle are missing, not "
+        "the newest ones. Applied again, they would come after newer rows, so nothing is applied",
         hint=f"load the input of epoch {epoch} (offsets/ in the checkpoint) with a query of its own",
     )
 
@@ -192,15 +213,15 @@ def _not_retained(
     lacks, of = parts
     if lacks < of:
         return ConfigurationError(
-            f"the target lacks {lacks} of {of} parts of epoch {epoch}, whose rows cannot be had ({why}): nothing is "
-            "applied",
-            hint=f"look which rows of epoch {epoch} are there, load those that are missing with a query of its own, "
-            f"then say so: epochsink accept CHECKPOINT {newest} --sink NAME",
+            f"the target lacks {lacks} of {of} parts of epoch {epoch}, whose rows are not available ({why}): nothing "
+            "is applied",
+            hint=f"find out which rows of epoch {epoch} are there, load the missing ones with a query of its own, "
+            f"then type: epochsink accept CHECKPOINT {newest} --sink NAME",
         )
     return ConfigurationError(
-        f"the target lacks the epochs from {epoch} or an earlier one to {newest}, and the rows of epoch {epoch} cannot "
-        f"be had ({why}): nothing is applied, as a later epoch must not precede it",
-        hint="load the input of these epochs (offsets/ in the checkpoint) with a query of its own, then say so: "
+        f"the target lacks the epochs from {epoch} or an earlier one to {newest}, and the rows of epoch {epoch} are "
+        f"not available ({why}): nothing is applied, as a later epoch must not precede it",
+        hint="load the input of these epochs (offsets/ in the checkpoint) with a query of its own, then type: "
         f"epochsink accept CHECKPOINT {newest} --sink NAME; retain= must be longer than the oldest state to which the "
         "target can be set back",
     )

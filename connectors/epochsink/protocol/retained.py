@@ -1,12 +1,12 @@
 """Done epochs whose rows are kept for a while, so that a target that was set back can get them again.
 
 The rows stay in the spool where the epoch was written. Beside them is a record of the epoch, made before the ledger
-says that it is done: so no row is kept of which nothing is known. The record's name says until when both stay, so that
+says that it is done, so that all rows that are kept have a record. The record's name says until when both stay, so that
 a driver or a command without ``retain=`` keeps them too:
 
     <root>/<query id>/retained/<done>-<until>-<epoch>-<attempt>-<bytes>/<number>.json
 
-The record with the highest number counts that is complete.
+The complete record with the highest number is valid.
 
 The times are those of the driver's clock, in milliseconds since 1970.
 """
@@ -16,19 +16,15 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from epochsink.protocol.ledger_entries import Prepared, decode, encode
-from epochsink.sink import Epoch, LastDone
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from epochsink.protocol.ledger_history import History
-    from epochsink.protocol.spool import Spool
-    from epochsink.sink import Committable
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Committable, Epoch, LastDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +42,10 @@ class Term:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the term that ``text`` names, or None."""
-        found = re.fullmatch(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{32})-(\d+)", text)
-        if found is None:
+        match = re.fullmatch(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{32})-(\d+)", text)
+        if match is None:
             return None
-        done, until, number, attempt, size = found.groups()
+        done, until, number, attempt, size = match.groups()
         return cls(int(done), int(until), Epoch(int(number), attempt), int(size))
 
 
@@ -107,34 +103,38 @@ NOTHING_KEPT: Final = Kept()
 class Retention:
     """The retained epochs of one query. Every method may raise OSError.
 
-    A done epoch is kept for ``seconds`` if it has rows for one of the sinks ``repaired``; 0 keeps no further one.
+    A done epoch is kept for as long as its record says, if it has rows for one of the sinks ``repaired``.
     """
 
     spool: Spool
     query_id: str
     repaired: Collection[str] = ()
-    seconds: float = 0.0
     _known: dict[Epoch, Term] | None = field(default=None, init=False)
 
-    def keep(self, prepared: Prepared, history: History) -> bool:
+    def keep(self, prepared: Prepared, history: LedgerHistory) -> bool:
         """Keep an epoch that is about to be done; return whether its rows stay in the spool."""
         names = [name for name in prepared.shares if name in self.repaired]
-        if not self.seconds or not names:
+        if not prepared.retain or not names:
             return False
         after = {name: history.applied[name] for name in names if name in history.applied}
         size = sum(file.size for share in prepared.shares.values() for file in share.files.values())
         now = time.time()
-        made = Term(int(now * 1000), int((now + self.seconds) * 1000), prepared.at, size)
-        # a driver that died before "done" may have left one, perhaps a part of it: this one counts
-        term = self.terms().setdefault(prepared.at, made)
+        new = Term(int(now * 1000), int((now + prepared.retain) * 1000), prepared.at, size)
+        # a driver that died before "done" may have left one, perhaps a part of it: this one counts, unless its time is
+        # over by now
+        left = self.terms().get(prepared.at)
+        if left is not None and left.until < new.done:
+            self.spool.forget_retained(self.query_id, str(left))
+            del self.terms()[prepared.at]
+        term = self.terms().setdefault(prepared.at, new)
         self.spool.note_retained(self.query_id, str(term), RetainedEpoch(prepared, after).to_bytes())
         return True
 
     def terms(self) -> dict[Epoch, Term]:
         """Return what is kept, read once, then as this driver has changed it."""
         if self._known is None:
-            found = [term for name in self.spool.retained(self.query_id) if (term := Term.parse(name))]
-            self._known = {term.epoch: term for term in found}
+            terms = [term for name in self.spool.retained(self.query_id) if (term := Term.parse(name))]
+            self._known = {term.epoch: term for term in terms}
         return self._known
 
     def kept(self) -> Kept:
@@ -145,20 +145,15 @@ class Retention:
         oldest = min(terms, key=lambda term: term.epoch.number)
         return Kept(len(terms), sum(term.size for term in terms), oldest.epoch.number, oldest.done / 1000)
 
-    def expire(self) -> None:
-        """Drop what was kept for long enough."""
+    def expire(self, pending: Collection[Epoch]) -> None:
+        """Drop what was kept for long enough, but for the recorded epochs ``pending``, which may need their rows."""
         now, known = time.time() * 1000, self.terms()
         # a list of its own: the other thread may keep an epoch meanwhile
-        for term in [term for term in list(known.values()) if term.until < now]:
+        for term in [term for term in list(known.values()) if term.until < now and term.epoch not in pending]:
             # in this order: rows without a record are swept
             self.spool.forget_retained(self.query_id, str(term))
             self.spool.drop(self.query_id, term.epoch)
             known.pop(term.epoch, None)
-
-    def newest_seconds(self) -> float:
-        """Return for how long the newest epoch is kept, 0 if none is: what the query's last driver was told."""
-        newest = max(self.terms().values(), key=lambda term: term.done, default=None)
-        return 0.0 if newest is None else (newest.until - newest.done) / 1000
 
     def rewrite(self, retained: RetainedEpoch) -> None:
         """Write the record of an epoch that is kept again, with parts that were prepared again."""

@@ -8,25 +8,21 @@ that keeps rows in the order of writing, its rows are ordered before those of th
 
 from __future__ import annotations
 
+import enum
 import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from epochsink.errors import EpochsinkError, Fenced
+from epochsink.errors import Addresses, EpochsinkError, Fenced
 from epochsink.identity import pipeline_name
+from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger_entries import Prepared
 from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.protocol.retained import Retention
-from epochsink.sink import Ballot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from epochsink.protocol.checkpoint import Checkpoint
-    from epochsink.protocol.ledger import Ledger
-    from epochsink.protocol.ledger_entries import Prepared
-    from epochsink.protocol.spool import Spool
-    from epochsink.sink import Identity, Participant
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Ballot, Identity, Participant
 
 
 class CommitQueue:
@@ -108,9 +104,12 @@ class CommitQueue:
             raise self._failure
 
     def begin_attempt(self) -> None:
-        """Wait for the end of a sweep or a replay; from here on `alone_if_idle` gives False."""
+        """Wait for the end of a sweep or a replay; from here on `alone_if_idle` gives False.
+
+        Raises the commit thread's failure if a replay has failed.
+        """
         with self._monitor:
-            self._monitor.wait_for(lambda: not self._occupied)
+            self._wait_vacant()
             # under the monitor, where alone_if_idle looks at it: no sweep begins from here on
             self._attempting = True
             self._overtaken = False
@@ -122,10 +121,11 @@ class CommitQueue:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until nothing else sweeps or replays, and keep it so."""
-        with self._monitor:
-            self._monitor.wait_for(lambda: not self._occupied)
-            self._occupied = True
+        """Wait until nothing else sweeps or replays, and keep it so.
+
+        Raises the commit thread's failure if a replay has failed.
+        """
+        self._occupy()
         try:
             yield
         finally:
@@ -133,11 +133,21 @@ class CommitQueue:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Like `alone`, for a replay, which overtakes the attempt under way."""
-        with self.alone():
-            # before anything is prepared again: a vote that ends meanwhile has to see it
-            self._overtaken = True
+        """Like `alone`, for a replay, which overtakes the attempt under way.
+
+        If it fails, nothing in this run sweeps any more: what is prepared again may be recorded.
+        """
+        self._occupy()
+        # before anything is prepared again: a vote that ends meanwhile has to see it
+        self._overtaken = True
+        try:
             yield
+        except Fenced:
+            # the one error that says that nothing was written
+            self._vacate()
+            raise
+        # after any other error the place stays taken
+        self._vacate()
 
     @contextmanager
     def alone_if_idle(self) -> Iterator[bool]:
@@ -152,10 +162,55 @@ class CommitQueue:
             if idle:
                 self._vacate()
 
+    def _occupy(self) -> None:
+        with self._monitor:
+            self._wait_vacant()
+            self._occupied = True
+
+    def _wait_vacant(self) -> None:
+        """Wait, under the monitor, until nothing sweeps or replays."""
+        self._monitor.wait_for(lambda: not self._occupied or self.failed)
+        if self._occupied:
+            self.raise_failure()
+
     def _vacate(self) -> None:
         with self._monitor:
             self._occupied = False
             self._monitor.notify_all()
+
+
+class Phase(enum.Enum):
+    """How far a run is with the epoch that Spark has given to it."""
+
+    GIVEN = "its input is to be compared with the ledger"
+    COMPARED = "it is to be written"
+    WRITING = "it is being written: Spark cannot decide it meanwhile"
+    RECORDING = "it may be recorded"
+    FAILED = "its attempt has failed"
+    PREPARED = "it is recorded, if there is one"
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentEpoch:
+    """The epoch that Spark has given to a run, and the one ``before`` that; -1 if there is none."""
+
+    number: int = -1
+    phase: Phase = Phase.PREPARED
+    before: int = -1
+
+    @property
+    def compared(self) -> int:
+        """The newest epoch whose input this run has compared with the ledger."""
+        return self.before if self.phase is Phase.GIVEN else self.number
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether Spark may decide it although it is not prepared: the user's function may catch our error."""
+        return self.phase not in (Phase.WRITING, Phase.PREPARED)
+
+    def followed_by(self, number: int) -> CurrentEpoch:
+        """Return the epoch that Spark gives next; one that is owed stays the current one."""
+        return self if self.is_owed else CurrentEpoch(number, Phase.GIVEN, self.number)
 
 
 @dataclass
@@ -169,17 +224,14 @@ class RunState:
     participants: Sequence[Participant]
     queue: CommitQueue
     location: str = ""
+    reference: str = ""
+    """MODULE:ATTRIBUTE of the object that the pipeline starts, "" if it is not known: for the commands of errors."""
     progress: ProgressTracker = field(default_factory=ProgressTracker)
     retention: Retention = field(init=False)
     participant_of: dict[str, Participant] = field(init=False)
     """Each sink's participant, in the order of the query."""
     identities: dict[str, Identity] = field(default_factory=dict)
-    settled: int = -1
-    """The newest epoch whose input this run has compared with the ledger."""
-    attempted: int = -1
-    """The newest epoch that this run has begun to write."""
-    owed: int = -1
-    """The epoch that Spark has given to this run and that it has not prepared yet; -1 if there is none."""
+    current: CurrentEpoch = CurrentEpoch()
     recorded: set[int] = field(default_factory=set)
     """The epochs that this run has recorded and not committed yet."""
 
@@ -187,8 +239,14 @@ class RunState:
         for participant in self.participants:
             participant.require_ours = self.ledger.verify
         self.participant_of = {name: one for one in self.participants for name in one.members}
-        repaired = [name for name, one in self.participant_of.items() if one.repairs]
+        repaired = [name for name, one in self.participant_of.items() if one.operator().losses() is not None]
         self.retention = Retention(self.spool, self.query_id, repaired)
+
+    @property
+    def addresses(self) -> Addresses:
+        """What completes the commands of errors and warnings."""
+        spool = "" if self.spool.beside_ledger else self.spool.root
+        return Addresses(self.location, self.reference, spool)
 
     @property
     def pipeline(self) -> str:

@@ -21,25 +21,19 @@ import binascii
 import json
 import re
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
 from epochsink import __version__
-from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
-from epochsink.identity import identity_key
-from epochsink.protocol.storage import LocalStorage, is_object_store
-from epochsink.sink import Epoch, SpoolFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from epochsink.protocol.storage import Output, SpoolStorage
-    from epochsink.sink import Identity, Task
+from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing, sink_option
+from epochsink.protocol.storage import LocalStorage, Output, SpoolStorage, is_object_store
+from epochsink.sink import Epoch, Identity, Rows, SpoolFile, Task, identity_key
 
 
 def open_spool(root: str, options: str) -> SpoolStorage:
@@ -156,8 +150,8 @@ class Spool:
 
     def attempts(self, query_id: str) -> list[Epoch]:
         """Return the attempts at epochs of a query that have a folder, in any order."""
-        found = (re.fullmatch(_ATTEMPT, name) for name in self._open().names(query_id))
-        return [Epoch(int(name[1]), name[2]) for name in found if name]
+        names = (re.fullmatch(_ATTEMPT, name) for name in self._open().names(query_id))
+        return [Epoch(int(name[1]), name[2]) for name in names if name]
 
     def size(self, query_id: str, epoch: Epoch) -> int:
         """Return how many bytes an attempt at an epoch has spooled; 0 if it has no folder."""
@@ -201,9 +195,9 @@ class SpoolWriter:
 
     def __init__(self, create: Callable[[], Output], schema: pa.Schema, carried: int) -> None:
         self._output = _Checksummed(create, carried)
-        told = {**(schema.metadata or {}), _FORMAT: FORMAT, _WRITTEN_BY: __version__}
+        metadata = {**(schema.metadata or {}), _FORMAT: FORMAT, _WRITTEN_BY: __version__}
         file = pa.PythonFile(self._output, mode="w")
-        self._stream = pa.ipc.new_stream(file, schema.with_metadata(told), options=_PACKED)
+        self._stream = pa.ipc.new_stream(file, schema.with_metadata(metadata), options=_PACKED)
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -263,7 +257,7 @@ class _Checksummed:
 
 
 @dataclass(frozen=True, slots=True)
-class SpooledRows:
+class SpooledRows(Rows):
     """The rows of one sink in one recorded epoch (see `epochsink.sink.Rows`)."""
 
     spool: Spool
@@ -273,26 +267,23 @@ class SpooledRows:
     files: Mapping[str, SpoolFile]
 
     def tasks(self) -> Sequence[str]:
-        """Return the uuids of the accepted tasks that had rows."""
         return self.accepted
 
     def read(self, task: str) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of one task. Raises `SpoolMissing`, `SpoolDamaged`."""
-        found = 0
+        rows = 0
         try:
             with self._verified(task) as source, pa.ipc.open_stream(source) as stream:
                 self._refuse_other_format(task, stream.schema)
                 for batch in stream:
-                    found += batch.num_rows
+                    rows += batch.num_rows
                     yield batch
         except pa.ArrowInvalid as broken:
             raise self._damaged(task, "rows as Arrow writes them", str(broken)) from broken
         recorded = self.files.get(task)
-        if recorded is not None and recorded.rows != found:
-            raise self._damaged(task, f"{recorded.rows} rows", f"{found} rows")
+        if recorded is not None and recorded.rows != rows:
+            raise self._damaged(task, f"{recorded.rows} rows", f"{rows} rows")
 
     def verify(self) -> None:
-        """Compare every task's file with what is recorded of it. Raises `SpoolMissing`, `SpoolDamaged`."""
         for task in self.accepted:
             self._verified(task).close()
 
@@ -345,8 +336,8 @@ class SpooledRows:
 
     def _refuse_other_format(self, task: str, schema: pa.Schema) -> None:
         """Refuse rows that were spooled in a format that this version does not know."""
-        told = schema.metadata or {}
-        version, writer = (told.get(key, b"unknown").decode() for key in (_FORMAT, _WRITTEN_BY))
+        metadata = schema.metadata or {}
+        version, writer = (metadata.get(key, b"unknown").decode() for key in (_FORMAT, _WRITTEN_BY))
         if version != FORMAT:
             raise SpoolDamaged(
                 f"{self._place(task)} with rows of epoch {self.epoch.number}, sink '{self.identity.sink}', has format "
@@ -363,8 +354,8 @@ class SpooledRows:
         return (
             f"put {place} back as it was, and start again. If there is no copy (or spool=False was set), these rows "
             "are only in the source. To close the epoch without them: "
-            f"epochsink resolve CHECKPOINT {number} --sink {self.identity.sink} --as discard; its input "
-            f"(offsets/{number} in the checkpoint) can then be loaded by a query of its own"
+            f"epochsink resolve CHECKPOINT {number} {sink_option(self.identity.sink)} --as discard --without-rows; its "
+            f"input (offsets/{number} in the checkpoint) can then be loaded by a separate query"
         )
 
 

@@ -13,19 +13,17 @@ import shlex
 import shutil
 import uuid
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlparse
 
 import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
+from epochsink.protocol.store_failure import remedy
 
 _RACES: Final = 3
 _AT_ONCE: Final = 16
@@ -99,6 +97,20 @@ def is_object_store(place: str) -> bool:
     return urlparse(place).scheme in _OBJECT_SCHEMES
 
 
+def refuse_credentials(argument: str, place: str) -> None:
+    """Raise `ConfigurationError`, which shows no part of it, if the URI of a store seems to hold credentials.
+
+    Its first part is a bucket, and on Azure container@account: errors and logs may show it.
+    """
+    parsed = urlparse(place)
+    azure = parsed.scheme.startswith(("abfs", "az"))
+    if parsed.scheme in _OBJECT_SCHEMES and (":" in parsed.netloc or parsed.netloc.count("@") > azure):
+        raise ConfigurationError(
+            f"invalid {argument} (not shown, it may hold a password): the URI of an object store holds no credentials",
+            hint="give them in the Spark session (fs.s3a.*, fs.azure.*, fs.gs.*), or as storage_options=",
+        )
+
+
 def refuse_unconditional_create(files: Storage, location: str) -> None:
     """Raise `ConfigurationError` unless the store creates conditionally, which is tried.
 
@@ -110,22 +122,23 @@ def refuse_unconditional_create(files: Storage, location: str) -> None:
             name = f"epochsink/check-{uuid.uuid4().hex}"
             contents = [b"one", b"two"]
             try:
-                made = list(pool.map(files.create, [name, name], contents))
-                made.append(files.create(name, b"late"))
+                answers = list(pool.map(files.create, [name, name], contents))
+                answers.append(files.create(name, b"late"))
                 kept = files.read(name)
             except OSError as unusable:
                 raise ConfigurationError(
                     f"checkpoint={location!r} cannot be written: {unusable}",
-                    hint="give a folder that Spark can make and write",
+                    hint=remedy(unusable, "give a folder that Spark can make and write"),
                 ) from unusable
             finally:
                 files.remove_many([name])
-            if made.count(True) != 1 or made[2] or kept != contents[made.index(True)]:
+            if answers.count(True) != 1 or answers[2] or kept != contents[answers.index(True)]:
                 raise ConfigurationError(
                     f"the store at {location} does not create conditionally: of three creates of one file "
-                    f"{made.count(True)} succeeded, so two drivers could both record an epoch and rows would be lost",
+                    f"{answers.count(True)} succeeded, so two drivers could both record an epoch, and rows would be "
+                    "lost",
                     hint="put the checkpoint on a store that does: a POSIX file system, HDFS, Amazon S3, MinIO, Google "
-                    "Cloud Storage or Azure; a server in between may drop the header If-None-Match",
+                    "Cloud Storage or Azure; a proxy may drop the header If-None-Match",
                 )
 
 
@@ -135,7 +148,7 @@ def beside(call: Callable[[str], _Answer], names: Sequence[str]) -> list[_Answer
         return list(pool.map(call, names))
 
 
-class LocalStorage:
+class LocalStorage(Storage, SpoolStorage):
     """Files on a local or network-mounted POSIX file system. The ledger's folders are 0700, its files 0600."""
 
     def __init__(self, root: Path) -> None:
@@ -171,7 +184,6 @@ class LocalStorage:
         return True
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, or None."""
         path = self.root / name
         try:
             with _explained(path, path.parent):
@@ -180,11 +192,9 @@ class LocalStorage:
             return None
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the bytes of several files."""
         return [self.read(name) for name in names]
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
         return [entry.name for entry in self._entries(folder)]
 
     def _entries(self, folder: str) -> list[Path]:
@@ -196,7 +206,6 @@ class LocalStorage:
             return []
 
     def remove_many(self, names: Sequence[str]) -> None:
-        """Delete several files."""
         for name in names:
             (self.root / name).unlink(missing_ok=True)
 
@@ -213,7 +222,6 @@ class LocalStorage:
         return LocalOutput(self.root / name)
 
     def open(self, name: str) -> pa.NativeFile:
-        """Open a file."""
         return pa.OSFile(str(self.root / name), "rb")
 
     def make_folder(self, name: str) -> None:
@@ -230,17 +238,15 @@ class LocalStorage:
         first.chmod(0o700)
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
-        """Remove a folder and its files."""
         del files
         with suppress(FileNotFoundError):
             shutil.rmtree(self.root / name)
 
     def size(self, folder: str) -> int:
-        """Return the bytes in a folder."""
         return sum(entry.stat().st_size for entry in self._entries(folder))
 
 
-class LocalOutput:
+class LocalOutput(Output):
     """A file that is synced to the disk while it is written, so that the last fsync has little left to do."""
 
     def __init__(self, path: Path) -> None:
@@ -255,7 +261,6 @@ class LocalOutput:
         self._waiting = 0
 
     def write(self, data: Any) -> None:
-        """Append bytes. Raises OSError if the disk did not take those before."""
         self._file.write(data)
         self._waiting += len(data)
         if self._waiting < _SYNC_BYTES or (self._syncing is not None and not self._syncing.done()):
@@ -294,17 +299,17 @@ def _make_folder(folder: Path, mode: int = 0o777) -> None:
             sync_path(folder.parent)
 
 
-def _give_to_owner_of(folder: Path, made: Path | int) -> None:
+def _give_to_owner_of(folder: Path, target: Path | int) -> None:
     """Give what root makes to the owner of the folder: root may type a command for the query of another user."""
     if os.geteuid() == 0:
         owner = folder.stat()
         # a mounted folder may give root no rights
         with suppress(PermissionError):
-            if isinstance(made, int):
-                os.fchown(made, owner.st_uid, owner.st_gid)
+            if isinstance(target, int):
+                os.fchown(target, owner.st_uid, owner.st_gid)
             else:
                 # never what a link leads to: the owner of the folder may have put one there
-                os.lchown(made, owner.st_uid, owner.st_gid)
+                os.lchown(target, owner.st_uid, owner.st_gid)
 
 
 @contextmanager

@@ -7,15 +7,13 @@ hold locks or hold readers back. Only the owner of the ledger may end them.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from epochsink.errors import EpochsinkError, PrepareFailed
-
-if TYPE_CHECKING:
-    from epochsink.protocol.consistency import AppliedCheck
-    from epochsink.protocol.ledger_history import History
-    from epochsink.protocol.run_state import RunState
-    from epochsink.sink import Committable, Epoch, Participant, Recorded
+from epochsink.protocol.consistency import AppliedCheck
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.protocol.run_state import RunState
+from epochsink.sink import Committable, Epoch, Participant, Recorded, RemnantState, orphans
 
 _log = logging.getLogger("epochsink")
 
@@ -85,7 +83,7 @@ class Sweep:
                         # the command has fenced this driver too, and no other run follows: nothing else would end
                         # what was prepared since
                         participant.fence()
-                    abort_orphans(participant, history)
+                    end_orphans(participant, recorded_parts(participant, history))
                 except (EpochsinkError, OSError) as failure:
                     # one target that is down must not keep what the others hold
                     _log.warning(
@@ -101,10 +99,10 @@ class Sweep:
         self._run.ledger.verify()
         for participant in self._run.participants:
             # one by one: a target that is down must not keep what those before it hold
-            for name in participant.members:
-                # a target that holds nothing to end is not asked: that it is down is no reason to stop an idle query
-                if participant.leftovers(name):
-                    self._check.verify(name)
+            # a target that holds nothing to end is not asked: that it is down is no reason to stop an idle query
+            held = participant.remnants(recorded_parts(participant, self._run.ledger.known()))
+            for name in participant.members if held else ():
+                self._check.verify(name)
             self._end_in(participant)
         self._end_in_spool()
 
@@ -112,7 +110,7 @@ class Sweep:
         # as it is now: the other thread may have recorded a replay
         history = self._run.ledger.known()
         with self._run.if_ours(participant):
-            ended = abort_orphans(participant, history)
+            ended = end_orphans(participant, recorded_parts(participant, history))
         self._run.progress.ended(len(ended))
         for line in ended:
             _log.info("%s: aborted what no recorded epoch names: %s", _named(participant), line)
@@ -121,7 +119,7 @@ class Sweep:
         # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours
         spooled = self._run.spool.attempts(self._run.query_id)
         kept = {prepared.at for prepared in self._run.ledger.verify().pending}
-        self._run.retention.expire()
+        self._run.retention.expire(kept)
         # a list: the commit thread adds to them meanwhile, and a set would be interrupted by what hashes its elements
         kept.update(list(self._run.retention.terms()))
         for epoch in spooled:
@@ -130,12 +128,23 @@ class Sweep:
         self._until_spool = SPOOL_SWEPT_AFTER
 
 
-def abort_orphans(participant: Participant, history: History) -> list[str]:
-    """Abort what a participant holds and a history does not name; return a line for each thing ended."""
-    return participant.abort_orphans(*recorded_parts(participant, history))
+def end_orphans(participant: Participant, recorded: Recorded) -> list[str]:
+    """Abort what a participant's sinks hold and no record names; return a line for each thing ended.
+
+    Raises `WentBack` if a part of a done epoch is still prepared.
+    """
+    generation = max(identity.generation for identity in participant.identities.values())
+    ended: list[str] = []
+    for _ in range(2):
+        found = orphans(participant.remnants(recorded), generation, recorded)
+        ended += participant.end(found) if found else []
+        # what was running may have prepared something after the list was read: look once more
+        if all(each.state is not RemnantState.RUNNING for each in found):
+            break
+    return ended
 
 
-def recorded_parts(participant: Participant, history: History) -> Recorded:
+def recorded_parts(participant: Participant, history: LedgerHistory) -> Recorded:
     """Return the parts of a participant's sinks that a history names: of epochs that are not done, and of done ones."""
     keep: list[Committable] = []
     done: list[Committable] = []

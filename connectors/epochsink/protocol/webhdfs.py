@@ -9,17 +9,16 @@ import http.client
 import json
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import ParseResult, quote, urlencode, urlparse
 
 import pyarrow as pa
 
+from epochsink.protocol.storage import Output, SpoolStorage
 from epochsink.retry import retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _TIMEOUT_SECONDS: Final = 60.0
 _IDLE_SECONDS: Final = 10.0
@@ -28,7 +27,7 @@ _READ_ATTEMPTS: Final = 5
 _QUOTED: Final = "/%:@!$&'()*+,;=~"
 
 
-class WebHdfs:
+class WebHdfs(SpoolStorage):
     """Files below a folder of one HDFS (see `epochsink.protocol.storage.SpoolStorage`).
 
     ``addresses`` are the HTTP addresses of its NameNodes, of which one is active; ``user`` is the user name sent to an
@@ -48,7 +47,6 @@ class WebHdfs:
         return HdfsOutput(str(answer["Location"]))
 
     def open(self, name: str) -> pa.NativeFile:
-        """Open a file."""
 
         def open_at(offset: int) -> http.client.HTTPResponse:
             answer = self._ask("GET", name, op="OPEN", offset=str(offset), noredirect="true")
@@ -57,7 +55,6 @@ class WebHdfs:
         return pa.PythonFile(HdfsInput(open_at), mode="r")
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
         return [each["pathSuffix"] for each in self._listed(folder)]
 
     def make_folder(self, name: str) -> None:
@@ -65,12 +62,10 @@ class WebHdfs:
         self._ask("PUT", name, op="MKDIRS", permission="700")
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
-        """Remove a folder with all that is in it."""
         del files
         self._ask("DELETE", name, op="DELETE", recursive="true")
 
     def size(self, folder: str) -> int:
-        """Return the bytes in a folder."""
         return sum(each["length"] for each in self._listed(folder))
 
     def _listed(self, folder: str) -> list[Any]:
@@ -144,7 +139,7 @@ class HdfsInput:
         self._response = None
 
 
-class HdfsOutput:
+class HdfsOutput(Output):
     """A file that is being sent to a DataNode, which passes it on to the others."""
 
     def __init__(self, location: str) -> None:
@@ -158,7 +153,6 @@ class HdfsOutput:
         self._connection.endheaders()
 
     def write(self, data: Any) -> None:
-        """Append bytes, sent in large pieces."""
         self._waiting += data
         if len(self._waiting) >= _CHUNK_BYTES:
             self._send()

@@ -11,21 +11,23 @@ task attempt there, and a `Participant` in the driver, which it may share with o
 """
 
 from epochsink.sink.audit import Compared, Comparison, Receipt
+from epochsink.sink.comparing import comparing, only_compares, would
 from epochsink.sink.contract import (
     Ballot,
     Ballots,
-    Marks,
     Participant,
     Parts,
     Rows,
+    SimpleParticipant,
     Sink,
     SinkWriter,
     participants_of,
+    write_all,
 )
-from epochsink.sink.executors import Executors, NotCarriedOut
-from epochsink.sink.letters import Chosen, Letter, Letters, Retried
-from epochsink.sink.marks import Mark, verify_marks
-from epochsink.sink.replay import write_all
+from epochsink.sink.letters import Chosen, Letter, Letters, Retried, over_limit
+from epochsink.sink.marks import Mark, Marks, marks_left
+from epochsink.sink.operator import Losses, Operator
+from epochsink.sink.remnants import Remnant, RemnantState, orphans
 from epochsink.sink.sql import json_text
 from epochsink.sink.values import (
     COMMITTED,
@@ -37,19 +39,20 @@ from epochsink.sink.values import (
     Epoch,
     Finding,
     Identity,
+    Joining,
     Keeping,
     LastDone,
     Members,
     Outcome,
     Recorded,
-    Recorder,
-    Remnant,
     RowCount,
     Spooled,
     SpoolFile,
     Task,
     Verdict,
+    WriterContext,
     Written,
+    identity_key,
     one_by_one,
 )
 
@@ -66,37 +69,46 @@ __all__ = [
     "Comparison",
     "Counts",
     "Epoch",
-    "Executors",
     "Finding",
     "Identity",
+    "Joining",
     "Keeping",
     "LastDone",
     "Letter",
     "Letters",
+    "Losses",
     "Mark",
     "Marks",
     "Members",
-    "NotCarriedOut",
+    "Operator",
     "Outcome",
     "Participant",
     "Parts",
     "Receipt",
     "Recorded",
-    "Recorder",
     "Remnant",
+    "RemnantState",
     "Retried",
     "RowCount",
     "Rows",
+    "SimpleParticipant",
     "Sink",
     "SinkWriter",
     "SpoolFile",
     "Spooled",
     "Task",
     "Verdict",
+    "WriterContext",
     "Written",
+    "comparing",
+    "identity_key",
     "json_text",
+    "marks_left",
     "one_by_one",
+    "only_compares",
+    "orphans",
+    "over_limit",
     "participants_of",
-    "verify_marks",
+    "would",
     "write_all",
 ]

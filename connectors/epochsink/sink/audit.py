@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from epochsink.sink.values import Committables
+from epochsink.sink.values import Committables
 
 
 class Compared(enum.StrEnum):

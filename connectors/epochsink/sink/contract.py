@@ -3,26 +3,33 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
+
+import pyarrow as pa
 
 from epochsink.errors import PrepareFailed
-from epochsink.sink.marks import Mark, verify_marks
-from epochsink.sink.values import TRUSTS_MARKERS, Committables, Keeping, Members, Recorded, one_by_one
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.sink.audit import Comparison, Receipt
-    from epochsink.sink.executors import Executors
-    from epochsink.sink.letters import Letters
-    from epochsink.sink.values import Committable, Epoch, Finding, Identity, LastDone, Recorder, Remnant, Task, Verdict
+from epochsink.sink.marks import Marks
+from epochsink.sink.operator import Operator
+from epochsink.sink.remnants import Remnant
+from epochsink.sink.values import (
+    Committable,
+    Committables,
+    Epoch,
+    Identity,
+    Joining,
+    Keeping,
+    LastDone,
+    Members,
+    Recorded,
+    Task,
+    Verdict,
+    WriterContext,
+    one_by_one,
+)
 
 
 class Rows(Protocol):
@@ -68,6 +75,17 @@ class SinkWriter(Protocol):
         return
 
 
+def write_all(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> Committable:
+    """Write and prepare the rows of one task, for example in `Participant.replay`; abort if that fails."""
+    try:
+        for batch in batches:
+            writer.write(batch)
+        return writer.prepare()
+    except BaseException:
+        writer.abort()
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Ballot:
     """One sink's rows of an epoch, as its participant gets them.
@@ -83,7 +101,6 @@ class Ballot:
 
 Ballots = Mapping[str, Ballot]
 Parts = Mapping[str, Committables]
-Marks = Mapping[str, Mark]
 
 
 class Participant(ABC):
@@ -93,21 +110,10 @@ class Participant(ABC):
     epoch of a sink is a list of *parts* (committables). A part is what the target commits in one step. Sinks that
     commit as one record the same part. Any method may be called again, by this process or by another one.
 
-    Called from one thread at a time, except `commit`, `replay`, `unblock`, `await_visible` and `finish`, which run in a
-    second thread beside `abort_orphans` and `vote` of the following epoch. `abort_orphans` may come from either thread,
-    never beside `vote`, `replay` or another `abort_orphans`.
+    Called from one thread at a time, except `commit`, `replay`, `visible` and `finish`, which run in a
+    second thread beside `end` and `vote` of the following epoch. `remnants` and `end` may come from either thread,
+    never beside `vote`, `replay` or one another.
     """
-
-    executors: Executors | None = None
-    """Spark's executors; None if there are none."""
-    repairs: bool = False
-    """Whether done epochs can be applied again to a target that was set back (`lacking`, `reapply`)."""
-    writers_read: bool = False
-    """Whether tasks read what earlier epochs have left in the target: so no epoch is pending when an attempt begins."""
-    retains: bool = False
-    """Set by the coordinator: rows of done epochs stay in the spool, so `keeping` has all rows written there."""
-    repair_warning: str = TRUSTS_MARKERS
-    """What an operator must know before epochs are applied again."""
 
     def __init__(self, members: Members) -> None:
         self.members = dict(members)
@@ -116,33 +122,30 @@ class Participant(ABC):
         self.require_ours: Callable[[], object] = lambda: None
         """Raises `Fenced` if another driver has the ledger. Set by the driver, for writes that nothing else refuses."""
 
+    def operator(self) -> Operator:
+        """Return what answers an operator's commands; asked anew for each."""
+        return Operator()
+
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare one sink's configuration and the schema of its rows with the live target; before `open`.
 
         Return the findings, each one sentence with the value, the rule and the hint; an empty list if there are none.
-        Creates what the configuration allows to create (marker table, topic, index).
+        Creates what the configuration allows to create (marker table, topic, index), unless `would` says that
+        nothing may be made: then it compares the rest.
         """
         return []
 
-    def examine(self, sink: str) -> Iterable[Finding]:
-        """Look at one sink's live target as an operator does before a start; before `open`. No row moves.
+    def open(self, identity: Identity) -> Joining:
+        """Take the identity of one of the sinks. Called before the methods below, and again after each `take`.
 
-        Server, clock, settings, rights, and an epoch without rows that is prepared and rolled back. Creates what
-        `check` creates without knowing the columns. What the target raises may be passed on.
+        An identity of generation 0 is that of a sink that joins a ledger. Then return what never changes after that
+        (`Identity.origin`), and the highest generation in the names that this sink has left in the target: the new
+        driver takes a higher one, so that its sweep ends what is left. If the start fails after this, the next start
+        joins again: what is made in the target must do no harm there, and nothing is made while the engine is
+        `comparing`.
         """
-        return ()
-
-    def initial_state(self, sink: str) -> dict[str, Any]:
-        """Return what never changes after one sink has joined a ledger (`Identity.origin`).
-
-        Called once, after `open` with generation 0 and an empty origin. If the start fails after this, the next start
-        calls it again: what it makes in the target must do no harm there.
-        """
-        return {}
-
-    def open(self, identity: Identity) -> None:
-        """Take the identity of one of the sinks. Called before the methods below, and again after each `take`."""
         self.identities[identity.sink] = identity
+        return Joining()
 
     def fence(self) -> None:
         """Make `vote` and `replay` of every other driver of these sinks raise `Fenced`, on any copy of the checkpoint.
@@ -151,166 +154,122 @@ class Participant(ABC):
         Called at a start, after the target was compared with the ledger. A sweep and another comparison follow.
         """
 
-    def marks(self, sink: str) -> Marks:
-        """Return what the target's own marker says is applied, for each part; empty if no epoch is applied.
+    @abstractmethod
+    def marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
+        """Return what the target's own marker says is applied, beside what ``done`` and ``pending`` leave there.
 
-        Not called if `newest` and `verify_applied` are overridden.
+        The engine compares them (`Marks.verify`) at every start, in every epoch before anything is swept, and before
+        each commit. If the target was set back and holds a part of ``done`` prepared again, this may commit the part;
+        it changes nothing while the engine is `comparing`.
         """
-        raise NotImplementedError
-
-    def marks_of(self, sink: str, last: LastDone) -> Marks:
-        """Return the marks that an epoch leaves when it is applied; by default one mark for all parts."""
-        return {"": Mark(last.epoch, last.attempt)} if last.parts else {}
-
-    def newest(self, sink: str) -> int | None:
-        """Return the newest epoch that the target's own marker says is applied."""
-        return max((mark.epoch for mark in self.marks(sink).values()), default=None)
 
     @abstractmethod
-    def leftovers(self, sink: str) -> list[str]:
-        """Return what is prepared or staged for a sink, of any generation, one line each. Changes nothing.
+    def remnants(self, recorded: Recorded) -> Sequence[Remnant]:
+        """Return what these sinks have prepared or staged in the target, of any generation. Changes nothing.
 
-        Called before a ledger begins beside decided epochs, and before a sweep, which compares first if there is any.
+        `Remnant.of` is the one of the ``recorded`` parts that it belongs to. Called before a ledger begins beside
+        decided epochs, and before anything is ended.
         """
 
-    def in_target(self) -> Sequence[Remnant]:
-        """Return what these sinks have pending in the target, of any generation, and what it blocks; after `open`."""
-        return ()
+    @abstractmethod
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        """Abort some of these `remnants`; return a line for each that is ended now. May be repeated.
 
-    def newest_generation(self, sink: str) -> int:
-        """Return the highest generation in the names that a sink has left in the target; 0 if there are none.
-
-        Called when this sink joins a ledger. The new driver takes a higher one, so that its sweep ends what is left.
+        The engine has chosen them: no record names them, and none is of a later generation (see `orphans`). What cannot
+        be ended now is left for the next sweep.
         """
-        return 0
 
-    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Raise `WentBack` unless the target's marker and the ledger agree on each part (see `verify_marks`).
+    def begin(
+        self, epoch: Epoch, schemas: Mapping[str, pa.Schema], *, retained: bool = False
+    ) -> Mapping[str, WriterContext]:
+        """Return what the writers of each sink are told in this attempt; called just before the write job.
 
-        The target must hold ``done`` as it was recorded (None: the ledger has no epoch with rows), and nothing newer
-        except parts of ``pending``. Called at every start, in every epoch before anything is swept, and before each
-        commit. If the target was set back and holds a part of ``done`` prepared again, this may commit the part.
+        ``schemas`` as in `check`. All rows go into the spool if they are ``retained`` there after the epoch, or if the
+        target cannot be asked whether it keeps them itself. Raises `PrepareFailed` if it cannot be asked for what the
+        writers must know.
         """
-        verify_marks("the target", self.marks(sink), done, pending, lambda last: self.marks_of(sink, last))
+        kept = {name: self.members[name].spool is not False for name in self.members}
+        return {name: WriterContext(Keeping.IN_SPOOL if spooled else Keeping.NOT) for name, spooled in kept.items()}
 
-    def audit(
-        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
-    ) -> Sequence[Comparison]:
-        """Compare receipts of done epochs with the target, by default its marker. Reads only. Raises `WentBack`."""
-        self.verify_applied(sink, done, pending)
-        return [receipt.not_compared("this kind of sink counts no rows") for receipt in receipts]
-
-    def letters(self, sink: str) -> Letters | None:
-        """Return one sink's dead letters, for an operator; after `open`. None if this kind of sink has none."""
-        return None
-
-    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
-        """Return where tasks keep each sink's rows in this attempt; called just before the write job.
-
-        ``schemas`` as in `check`. Must not raise: if the target cannot be asked, the rows go into the spool.
-        """
-        return {name: Keeping.NOT if self.members[name].spool is False else Keeping.IN_SPOOL for name in self.members}
-
-    def settings(self, epoch: Epoch) -> Mapping[str, Mapping[str, Any]]:
-        """Return what the writers of this attempt must know of the target as it is now: JSON, by sink.
-
-        Called after `keeping`. A sink may be left out. Raises `PrepareFailed` if the target cannot be asked.
-        """
-        return {}
-
+    @abstractmethod
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Make one prepared epoch of what the accepted tasks prepared, and verify that the target holds it.
 
-        Return the parts of each sink: by default what the tasks prepared. Nothing becomes visible. What the target has
-        lost since a task prepared it may be prepared again from the rows. If preparing is a transaction, it includes
-        the check that ``after`` is applied. Raises `PrepareFailed` or `WentBack`.
+        Return the parts of each sink. Nothing becomes visible. What the target has lost since a task prepared it may be
+        prepared again from the rows. If preparing is a transaction, it includes the check that ``after`` is applied.
+        Raises `PrepareFailed` or `WentBack`.
         """
-        lost = [part for sink, ballot in ballots.items() for part in ballot.parts if not self.holds(sink, part)]
-        if lost:
-            raise PrepareFailed(
-                f"epoch {epoch.number}: the target has lost what {len(lost)} task(s) prepared, for example "
-                f"{self.describe(lost[0])}"
-            )
-        return {sink: ballot.parts for sink, ballot in ballots.items()}
 
-    def holds(self, sink: str, part: Committable) -> bool:
-        """Return whether the target still holds what a task prepared. Not called if `vote` is overridden."""
-        raise NotImplementedError
-
+    @abstractmethod
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
-        """Make parts visible; may be repeated at any time. By default one part after another.
+        """Make parts visible; may be repeated at any time.
 
-        Return a verdict for each part. Retries after transient failures. `verify_applied` has just found ``after``
+        Return a verdict for each part. Retries after transient failures. `marks` have just shown ``after``
         applied; if the commit is a transaction, or can be conditional, it checks that again. A part is ABORTED only if
         the target itself says that the part is gone *and* its marker is absent. Raises `RowsRejected` if the target
         refuses rows for good: the epoch stays pending.
         """
-        return {
-            name: one_by_one(ballot.parts, partial(self.commit_part, name, epoch, ballot))
-            for name, ballot in ballots.items()
-        }
-
-    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
-        """Make one part of a ballot visible. Not called if `commit` is overridden."""
-        raise NotImplementedError
 
     @abstractmethod
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Prepare the rows of an aborted part again, from where they are kept, under the new name ``attempt`` (uuid).
 
+        If the epoch is done and a repair applies it again, ``attempt`` is "": then the recorded name stands, if the
+        target can have it again.
         ``ballots`` are those of the sinks that have recorded the part, with all their parts. The caller records what is
         returned before it commits it. A part that is still prepared, and waits for another, may be returned as it is.
         """
 
-    def lacking(self, sink: str, done: LastDone) -> Committables:
-        """Return the parts of a done epoch that the target's markers lack. Raises `WentBack` if that proves nothing."""
-        newest = self.newest(sink)
-        return done.parts if newest is None or newest < done.epoch else ()
+    def visible(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
+        """Wait, for a limited time, until readers see all committed parts; after `commit`, before the epoch is done.
 
-    def holds_earlier(self, sink: str) -> bool:
-        """Whether what `lacking` has found since `open` proves that the target holds all earlier epochs."""
-        return True
+        Nothing to do if the target shows a part as soon as it is committed. What keeps readers from the epoch, such as
+        attempts that lost, is aborted by the rule of `orphans`; return lines as `end` does. What is recorded is what
+        ``recorded`` returns, which reads the ledger again: call it if there is something to abort. It raises `Fenced`
+        if we lost the ledger. An attempt at the following epoch runs beside this, and continues.
 
-    def reapply(self, epoch: Epoch, ballots: Ballots, record: Recorder) -> Mapping[str, Sequence[Verdict]]:
-        """Apply lacking parts of a done epoch again, each once, with the marks that they left before.
-
-        ``record`` gets a part and what was prepared in its place, before that is committed. It raises `Fenced`.
-        """
-        return self.commit(epoch, ballots)
-
-    @abstractmethod
-    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Abort what these sinks have (any generation up to ours) and ``keep`` does not name; return a line for each.
-
-        ``keep`` lists the parts of recorded epochs that are not done, ``done`` those of done epochs. If a part of
-        ``done`` is still prepared, the target was set back: the part is never aborted, and `WentBack` is raised.
-        """
-
-    def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
-        """Abort what keeps readers from a committed epoch: attempts that lost, where a reader waits for their end.
-
-        Called after `commit`, before `await_visible`, beside an attempt at the following epoch, which continues. The
-        rules of `abort_orphans` hold; return lines as it does. Its ``keep`` and ``done`` are what ``recorded`` returns,
-        which reads the ledger again: call it if there is something to abort. It raises `Fenced` if we lost the ledger.
+        If the commit could not be conditional, raises `WentBack` unless the target now holds this epoch and ``after``,
+        and `OutcomeUnknown` if it is not known.
         """
         return []
 
-    def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Wait for a limited time until readers see all committed parts; before the epoch is done.
-
-        Nothing to do if the target shows a part as soon as it is committed. If the commit could not be conditional,
-        raises `WentBack` unless the target now holds this epoch and ``after``, and `OutcomeUnknown` if it is not known.
-        """
-
-    def describe(self, part: Committable) -> str:
-        """Return a recorded part in words, for an operator; before `open`."""
-        return json.dumps(part)
-
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Remove what a committed epoch has left, such as staged rows. `abort_orphans` removes what this misses."""
+        """Remove what a committed epoch has left, such as staged rows. A sweep ends what this misses."""
 
     def close(self) -> None:
         """Release connections. The participant is not used afterwards."""
+
+
+class SimpleParticipant(Participant):
+    """A participant whose tasks prepare the parts, of which each is committed for itself.
+
+    It votes by asking for each part whether the target still holds it, and commits one part after another.
+    """
+
+    @abstractmethod
+    def holds(self, sink: str, part: Committable) -> bool:
+        """Return whether the target still holds what a task prepared."""
+
+    @abstractmethod
+    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
+        """Make one part of a ballot visible, as `Participant.commit` does."""
+
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
+        """Return what the tasks prepared. Raises `PrepareFailed` if the target does not hold all of it."""
+        lost = [part for sink, ballot in ballots.items() for part in ballot.parts if not self.holds(sink, part)]
+        if lost:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: the target has lost what {len(lost)} task(s) prepared, for example "
+                f"{self.operator().describe(lost[0])}"
+            )
+        return {sink: ballot.parts for sink, ballot in ballots.items()}
+
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """Commit the parts in order."""
+        return {
+            name: one_by_one(ballot.parts, partial(self.commit_part, name, epoch, ballot))
+            for name, ballot in ballots.items()
+        }
 
 
 class Sink(Protocol):
@@ -333,9 +292,14 @@ class Sink(Protocol):
     def spool(self) -> bool | None:
         """Whether a durable copy of the rows is kept until the epoch is done.
 
-        None: a copy is kept unless the target keeps the rows itself (`Participant.keeping`, asked for each attempt).
+        None: a copy is kept unless the target keeps the rows itself (`Participant.begin`, asked for each attempt).
         """
         return True
+
+    @property
+    def writers_read(self) -> bool:
+        """Whether tasks read what earlier epochs have left in the target: no attempt begins while one is pending."""
+        return False
 
     @property
     def distribute_by(self) -> Sequence[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from epochsink.sink.values import LastDone
+from epochsink.sink.values import LastDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,11 @@ class Retried:
             self.kept + other.kept,
             self.reason or other.reason,
         )
+
+
+def over_limit(refused: int, rows: int, limit: float) -> bool:
+    """Return whether ``refused`` of ``rows`` are more than the share ``limit``, as it is written: 0.29 of 100 is 29."""
+    return refused > Fraction(repr(limit)) * rows  # the product of floats is 28.999999999999996
 
 
 class Letters(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -20,21 +21,13 @@ Members = Mapping[str, Any]
 """The sinks of one participant, or their configurations, by name."""
 Recorded = tuple[Committables, Committables]
 """The parts of recorded epochs: of those that are not done, and of those that are."""
-Recorder = Callable[[Committable, Committable], None]
-"""Records what was prepared in place of a part of a done epoch."""
-
-TRUSTS_MARKERS: Final = (
-    "THIS IS RIGHT only if a restore or a failover took back these rows together with their markers: if only "
-    "markers were deleted, the rows are there already, and a table without a key would have them twice"
-)
-"""What an operator must know before a repair that looks at markers alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What tells a sink from all others in its target: the checkpoint's query id and the sink's name in the query.
 
-    ``origin`` is what `Participant.initial_state` returned when this sink first joined the ledger; it never changes.
+    ``origin`` is what `Participant.open` returned when this sink first joined the ledger; it never changes.
     ``generation`` is the number of this driver's `take` of the ledger, larger than that of every driver before it.
     ``pipeline`` is a name for people (the checkpoint folder's), which may change between runs.
     """
@@ -44,6 +37,20 @@ class Identity:
     generation: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)
     pipeline: str = ""
+
+
+def identity_key(identity: Identity) -> str:
+    """Return 20 hex digits that stand for (query id, sink name) in names that a sink gives in its target."""
+    text = f"{identity.query_id}\x00{identity.sink}".encode()
+    return hashlib.sha256(text).hexdigest()[:20]
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What a sink brings into a ledger: its `Identity.origin`, and the highest generation that it has left, or 0."""
+
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +84,6 @@ class Finding:
         return cls("clock", f"that of {whose} is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} ours", hint)
 
 
-@dataclass(frozen=True, slots=True)
-class Remnant:
-    """Something that epochsink left in a target, found without its checkpoint.
-
-    ``key`` is that of its sink's identity, ``label`` is ``pipeline/sink``, ``since`` is in seconds since 1970
-    (None: unknown), ``owner`` is the target's user, ``holds`` lists what it blocks, and ``in_use`` says whether its
-    driver is connected now (None: unknown).
-    """
-
-    kind: str
-    name: str
-    key: str
-    label: str
-    generation: int
-    epoch: int | None = None
-    since: float | None = None
-    owner: str = ""
-    holds: tuple[str, ...] = ()
-    in_use: bool | None = None
-
-
 class Keeping(enum.Enum):
     """Where the rows of an attempt are kept until its epoch is done."""
 
@@ -113,13 +99,21 @@ class Keeping(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class WriterContext:
+    """What one sink's writers are told in one attempt: where rows are kept, and JSON that the sink's kind defines."""
+
+    keeping: Keeping
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One invocation of one Spark task, for one sink.
 
     ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
     partition, attempt number) is not unique in Spark. ``keeping`` says where the rows are kept. Up to ``carried``
     bytes that are spooled are not a file: they are sent to the driver with the task's answer. ``settings`` is what
-    `Participant.settings` returned for this attempt.
+    `Participant.begin` returned for this attempt.
     """
 
     identity: Identity

@@ -5,21 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlparse
 
+import pyarrow as pa
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError
 from epochsink.protocol.joining import REWRITE
-from epochsink.sink import participants_of
+from epochsink.protocol.storage import refuse_credentials
+from epochsink.sink import Sink, participants_of
 from epochsink.spark.engines import engine_of, is_remote
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from epochsink.sink import Sink
 
 _EXAMPLE: Final = "sinks={'table': Postgres(...)}"
 
@@ -31,6 +28,7 @@ def checked_checkpoint(checkpoint: str) -> str:
             f"checkpoint={checkpoint!r} is not the path or URI of a folder",
             hint="give the query's checkpointLocation as a string, e.g. checkpoint='s3a://lake/checkpoints/orders'",
         )
+    refuse_credentials("checkpoint=", checkpoint)
     return checkpoint
 
 
@@ -68,6 +66,7 @@ def _refuse_no_sink(name: str, sink: object) -> None:
 def checked_spool(spool: str | None) -> str | None:
     """Return the spool's place. Raises `ConfigurationError`."""
     given = arguments.optional_text("spool", spool)
+    refuse_credentials("spool=", given or "")
     if given is not None and not (urlparse(given).scheme or Path(given).is_absolute()):
         raise ConfigurationError(
             f"spool={given!r} is a relative path, which is a different place for the driver and for each executor",

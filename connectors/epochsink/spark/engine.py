@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from epochsink.errors import ConfigurationError
+from epochsink.protocol.checkpoint import OpenCheckpoint
+from epochsink.sink import Sink
+from epochsink.spark.write_task import WriteJob, WriteOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from epochsink.errors import ConfigurationError
-    from epochsink.protocol.checkpoint import OpenCheckpoint
-    from epochsink.sink import Executors, Sink
-    from epochsink.spark.write_task import WriteJob, WriteOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class Execution(Protocol):
     def end_from_within(self, failure: BaseException) -> None:
         """End the query with an error, inside its foreachBatch: no further batch runs, even if the error is caught."""
 
-    def raised(self, told: Exception) -> Exception:
+    def raised(self, error: Exception) -> Exception:
         """Return what foreachBatch raises to tell Spark of an error."""
 
     def batch(self, epoch: int) -> int | None:
@@ -104,6 +102,10 @@ class Pipeline(Protocol):
     retain_seconds: float
     show_values: bool
 
+    @property
+    def reference(self) -> str:
+        """MODULE:ATTRIBUTE by which the command line finds the sinks, "" if it is not known."""
+
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Prepare one epoch."""
 
@@ -157,9 +159,6 @@ class Engine(Protocol):
     def refuse_bare_executors(self, session: SparkSession) -> None:
         """Raise `ConfigurationError` if the Python of an executor lacks what a task needs."""
 
-    def executors(self, session: SparkSession) -> Executors | None:
-        """Return the executors that a sink's commit may use; None if there is no way to them."""
-
     def start_id(self) -> str:
         """Return with what the names of the drivers of this start of the query begin."""
 
@@ -171,9 +170,6 @@ class Engine(Protocol):
 
     def changeable(self, frame: DataFrame, expressions: Sequence[str]) -> list[str]:
         """Return those SQL expressions over a frame that may give another result each time, such as ``rand()``."""
-
-    def loose_parts(self, frame: DataFrame, expression: str, key: Sequence[str]) -> list[str]:
-        """Return what the value of an expression over a frame depends on besides the values of ``key``."""
 
     def selection(self, expressions: Sequence[str]) -> Callable[[DataFrame], DataFrame]:
         """Return a function that selects SQL expressions from a frame; any number of frames can use it."""

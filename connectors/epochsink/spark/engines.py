@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epochsink.spark.engine import Engine
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from epochsink.spark.engine import Engine
 
 
 def is_remote(value: object) -> bool:

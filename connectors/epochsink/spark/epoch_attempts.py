@@ -6,17 +6,16 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import PrepareFailed
-from epochsink.protocol.coordinator import Plan
+from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.retry import retrying
+from epochsink.spark.epoch_writer import EpochWriter
 from epochsink.spark.error_translation import sinks_error
 from epochsink.spark.query_plan import run_for_state
+from epochsink.spark.running_query import RunningQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.protocol.coordinator import Coordinator
-    from epochsink.spark.epoch_writer import EpochWriter
-    from epochsink.spark.running_query import RunningQuery
 
 _log = logging.getLogger("epochsink")
 

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from epochsink.sink import RowCount
+import pyarrow as pa
+
+from epochsink.protocol.spool import Spool
+from epochsink.sink import (
+    Committable,
+    Counts,
+    Epoch,
+    Identity,
+    RowCount,
+    Sink,
+    Spooled,
+    SpoolFile,
+    WriterContext,
+    Written,
+)
+from epochsink.spark.engine import WriteTasks
 from epochsink.spark.engines import engine_of
 from epochsink.spark.query_plan import OnePass, one_pass, refuse_loose_placement, row_schemas
 from epochsink.spark.write_task import CARRIED_BY_FIRST_TASK, Answer, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.protocol.spool import Spool
-    from epochsink.sink import (
-        Committable,
-        Counts,
-        Epoch,
-        Identity,
-        Keeping,
-        Participant,
-        Sink,
-        Spooled,
-        SpoolFile,
-        Written,
-    )
-    from epochsink.spark.engine import WriteTasks
 
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -53,12 +51,15 @@ class WritePlan:
 
 
 class EpochWriter:
-    """Writes the epochs of a run. Plans in its own thread, while ledger and targets are asked."""
+    """Writes the epochs of a run; ``contexts`` is that of the coordinator.
+
+    Plans in its own thread, while ledger and targets are asked.
+    """
 
     def __init__(
         self,
         sinks: Mapping[str, Sink],
-        participants: Sequence[Participant],
+        contexts: Callable[[Epoch, Mapping[str, pa.Schema]], Mapping[str, WriterContext]],
         identity: Callable[[str], Identity],
         spool: Spool,
         *,
@@ -66,7 +67,7 @@ class EpochWriter:
     ) -> None:
         self._sinks = sinks
         self._show_values = show_values
-        self._participants = participants
+        self._contexts = contexts
         self._identity = identity
         self._spool = spool
         self._byte_limit = ByteLimit()
@@ -127,14 +128,10 @@ class EpochWriter:
         return written, spooled, counts
 
     def _run(self, plan: WritePlan, epoch: Epoch) -> list[Answer]:
-        # after the planning, which takes a while: a target may note its present state, such as the end of its log
-        keeping: dict[str, Keeping] = {}
-        settings: dict[str, Mapping[str, Any]] = {}
-        for participant in self._participants:
-            keeping |= participant.keeping(epoch, {name: plan.schemas[name] for name in participant.members})
-            settings |= participant.settings(epoch)
+        # after the planning, which takes a while
+        contexts = self._contexts(epoch, plan.schemas)
         carried = self._carry_limit.bytes if self._spool.beside_ledger else 0
-        order = WriteOrder(epoch, keeping, carried, settings)
+        order = WriteOrder(epoch, contexts, carried)
         with self._byte_limit.lifted(plan.answers.sparkSession):
             return [Answer.from_json(text) for text in plan.tasks.run(plan.answers, order)]
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark.errors import PySparkException
 
-from epochsink.errors import EpochsinkError, PrepareFailed, without_values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from epochsink.spark.engine import Execution
+from epochsink.errors import Addresses, EpochsinkError, PrepareFailed
+from epochsink.protocol.store_failure import remedy
+from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
 
@@ -35,20 +33,19 @@ class StreamInterrupted(Exception):
 class FailedEpoch:
     """Why the newest epoch of a query failed; ``failure`` is None after one that did not.
 
-    ``checkpoint`` is its place, for the commands of hints. ``notes`` gives lines that are added to the error: epoch,
-    source offsets, what to type. ``keep`` gets the failure in words without values of rows. ``show_values`` lets errors
-    and logs quote values of rows.
+    ``addresses`` completes the commands of errors. ``notes`` gives lines that are added to the error: epoch and source
+    offsets. ``keep`` gets the failure as it is told. ``show_values`` lets errors and logs quote values of rows.
     """
 
     def __init__(
         self,
-        checkpoint: str,
+        addresses: Callable[[], Addresses],
         notes: Callable[[int], Sequence[str]],
-        keep: Callable[[str], None],
+        keep: Callable[[BaseException], None],
         *,
         show_values: bool,
     ) -> None:
-        self._checkpoint = checkpoint
+        self._addresses = addresses
         self._notes = notes
         self._keep = keep
         self._show_values = show_values
@@ -67,28 +64,30 @@ class FailedEpoch:
             if not execution.is_active():
                 _log.info("epoch %d was interrupted; nothing of it became visible", number)
                 raise StreamInterrupted(INTERRUPTED) from None
-            self.failure = told = self._told(failure, number)
+            self.failure = error = self._told(failure, number)
             # the causes of our own errors may quote rows; of any other error the trace is the only information
             shown = failure if self._show_values or sinks_error(failure) is None else None
-            _log.error("epoch %d failed; nothing of it became visible: %s", number, told, exc_info=shown)
-            self._keep(without_values(told))
-            execution.end_from_within(told)
-            raise execution.raised(told) from None
+            _log.error("epoch %d failed; nothing of it became visible: %s", number, error, exc_info=shown)
+            self._keep(error)
+            execution.end_from_within(error)
+            raise execution.raised(error) from None
 
     def _told(self, failure: Exception, number: int) -> Exception:
         """Return what Spark and the user are told: an error of this package, or the user's own error as it is."""
         known = sinks_error(failure)
         if known is None and not (isinstance(failure, OSError) or is_of_spark(failure)):
             return failure
-        told = known.fresh() if known is not None else _unprepared(failure, number)
-        told.address(self._checkpoint)
+        error = known.fresh() if known is not None else _unprepared(failure, number)
         if not self._show_values:
-            told.hide_values()
-        # an unreadable checkpoint must not hide the failure
-        with suppress(Exception):
-            # the failure of an earlier epoch's commit has its notes; this epoch is not what failed
-            told.notes = told.notes or tuple(self._notes(number))
-        return told
+            error.hide_values()
+        # the failure of an earlier epoch's commit has its notes; this epoch is not what failed
+        if not error.notes:
+            error.notes = (error.note_to_type,)
+            # an unreadable checkpoint must not hide the failure
+            with suppress(Exception):
+                error.notes += tuple(self._notes(number))
+        error.address(self._addresses())
+        return error
 
 
 def sinks_error(failure: BaseException) -> EpochsinkError | None:
@@ -116,9 +115,11 @@ def is_of_lost_jvm(failure: BaseException | None) -> bool:
 def _unprepared(failure: Exception, number: int) -> PrepareFailed:
     reason = reason_of(str(failure))[:1000]
     missing = "install it for the executors' Python too (PYSPARK_PYTHON). " if "ModuleNotFoundError" in reason else ""
+    cause = remedy(failure, "")
     return PrepareFailed(
         f"epoch {number} could not be prepared: {reason}",
-        hint=f"{missing}the whole trace is in the driver's log (logger 'epochsink', level ERROR)",
+        hint=f"{missing}{f'{cause}, then start the query again; ' if cause else ''}the whole trace is in the driver's "
+        "log (logger 'epochsink', level ERROR)",
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import shlex
 import threading
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -13,33 +13,32 @@ from pyspark import cloudpickle
 from pyspark.sql import is_remote
 
 from epochsink import __version__, arguments
-from epochsink.errors import ConfigurationError, EpochsinkError, UnsupportedQuery
-from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.errors import Addresses, ConfigurationError, EpochsinkError, UnsupportedQuery
+from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.protocol.commit_thread import refuse_to_wait
 from epochsink.protocol.joining import REWRITE
 from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
+from epochsink.sink import Sink, comparing
 from epochsink.spark import argument_checks
+from epochsink.spark.engine import Execution
 from epochsink.spark.engines import engine_of
 from epochsink.spark.error_translation import FailedEpoch
 from epochsink.spark.import_guard import refuse_query
+from epochsink.spark.module_reference import reference_to
 from epochsink.spark.query_handle import ExactlyOnceQuery
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
-from epochsink.spark.query_run import Run, new_driver, run_of
+from epochsink.spark.query_run import Run, RunSettings, new_driver, run_of
 from epochsink.spark.write_task import other_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from epochsink.protocol.checkpoint import OpenCheckpoint
-    from epochsink.sink import Sink
+    # these need grpcio, which a driver with a JVM may lack
     from epochsink.spark.connect.query_handle import ConnectQuery
     from epochsink.spark.connect.server import ConnectServer
-    from epochsink.spark.engine import Execution
 
 
 _OF_THE_PROCESS: Final = ("_failed", "_lock", "_run", "_query", "_checked", "_writers")
@@ -97,11 +96,18 @@ class ExactlyOnce:
                 hint="for example on_progress=print",
             )
         self.on_progress = on_progress
+        self._pickled_reference = ""
         self._begin()
+
+    @property
+    def reference(self) -> str:
+        """MODULE:ATTRIBUTE by which the command line finds the sinks; "" if no module has this object."""
+        # a copy that was pickled is in no module
+        return self._pickled_reference or reference_to(self, self.sinks)
 
     def _begin(self) -> None:
         """Make what belongs to this object in this process, and does not go with a pickle."""
-        self._failed = FailedEpoch(self.checkpoint, self._notes_on, self._note_failure, show_values=self.show_values)
+        self._failed = FailedEpoch(self._addresses, self._notes_on, self._note_failure, show_values=self.show_values)
         # start() and the first batch, in the stream thread, both may make the run
         self._lock = threading.RLock()
         self._run: Run | None = None
@@ -114,6 +120,7 @@ class ExactlyOnce:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only, as Spark Connect does to call a copy in its server."""
         given = {name: value for name, value in vars(self).items() if name not in _OF_THE_PROCESS}
+        given["_pickled_reference"] = self.reference
         # bytes until the versions are compared: see `with_same_version`
         return _restored, (__version__, cloudpickle.dumps((type(self), given)))  # type: ignore[no-untyped-call]
 
@@ -152,23 +159,29 @@ class ExactlyOnce:
             raise
         return ExactlyOnceQuery(engine.handle_of(query), self)
 
-    def check(self, frame: DataFrame) -> None:
-        """Compare the configuration and the stream's columns with the live targets; no row moves.
+    def check(self, frame: DataFrame) -> list[str]:
+        """Compare the configuration and the stream's columns with the live targets; nothing is changed there.
 
+        Return what a start would make or change in the targets, a phrase each, such as "create topic 'orders'".
         Raises `CheckFailed`, which lists every finding of every sink, each with its hint.
         """
         server = _server_of(frame.sparkSession)
         if server is not None:
-            server.check(self, frame)
-            return
-        self._check(frame)
+            return server.compare(self, frame)
+        checked = self._checked
+        with comparing() as would:
+            self._check(frame)
+        # a query that is started by hand makes in its first batch what is missing
+        self._checked = checked
+        return would
 
     def _check(self, frame: DataFrame) -> OpenCheckpoint:
         engine = engine_of(frame.sparkSession)
         schemas = row_schemas(frame, self.sinks)
         engine.refuse_bare_executors(frame.sparkSession)
-        argument_checks.refuse_unfit(self.sinks, schemas)
+        # first: a server is not asked to create what no row fits
         refuse_bad_plan(frame, self.sinks, schemas)
+        argument_checks.refuse_unfit(self.sinks, schemas)
         opened = self._open(frame.sparkSession)
         refuse_unconditional_create(opened.files, opened.location)
         self._checked = True
@@ -295,30 +308,24 @@ class ExactlyOnce:
         # it may be the failure of an earlier query that this object served
         self._failed.failure = None
         engine = engine_of(session)
-        return Run(
-            self.sinks,
-            opened,
-            query_id,
-            driver=new_driver(engine.start_id()),
-            join_running=join_running,
-            retain_seconds=self.retain_seconds,
-            executors=engine.executors(session),
-            application=engine.application(session),
-            show_values=self.show_values,
-            on_progress=self.on_progress,
-        )
+        settings = RunSettings.of(self, engine.application(session), join_running)
+        driver = new_driver(engine.start_id())
+        return Run(settings, opened, query_id, driver=driver, on_progress=self.on_progress)
 
     def _notes_on(self, epoch: int) -> list[str]:
         """Return what is known of an epoch that failed, in lines for the user."""
-        notes = [
-            f"Type: epochsink status {shlex.quote(self.checkpoint)}",
-            f"Epoch: {epoch}; nothing of it is visible, and the next start writes it again",
-        ]
+        notes = [f"Epoch: {epoch}; nothing of it is visible, and the next start writes it again"]
         if self._run is not None:
             notes.append(f"Source: {self._run.source_of(epoch)}")
         return notes
 
-    def _note_failure(self, failure: str) -> None:
+    def _addresses(self) -> Addresses:
+        """Return what completes the commands of errors, also before there is a run."""
+        if self._run is not None:
+            return self._run.addresses
+        return Addresses(self.checkpoint, self.reference, self.spool or "")
+
+    def _note_failure(self, failure: BaseException) -> None:
         if self._run is not None:
             self._run.note_failure(failure)
 
@@ -348,9 +355,9 @@ def _restored(version: str, sealed: bytes) -> ExactlyOnce:
     if version != __version__:
         raise other_version("Spark's server", __version__, version)
     kind, given = pickle.loads(sealed)  # noqa: S301 - the user's own
-    made: ExactlyOnce = kind.__new__(kind)
-    made.__setstate__(given)
-    return made
+    pipeline: ExactlyOnce = kind.__new__(kind)
+    pipeline.__setstate__(given)
+    return pipeline
 
 
 def _refuse_other_number(execution: Execution, epoch: int, own: int | None) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # of the whole process: Spark calls foreachBatch in a thread of its own, where a context variable would not be seen
 _forbidden: list[str] = []

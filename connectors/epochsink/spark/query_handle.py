@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochsink.protocol.commit_thread import is_committing, refuse_to_wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from epochsink.protocol.progress import QueryProgress
+from epochsink.protocol.progress import QueryProgress
 
 _Waited = TypeVar("_Waited")
 
@@ -30,7 +27,7 @@ def failure_of(wait: Callable[[], _Waited]) -> tuple[_Waited | None, StreamingQu
         return None, failure
 
 
-class Commits(Protocol):
+class AwaitableCommits(Protocol):
     """Waits for the commits of a query, as `ExactlyOnce` does."""
 
     def await_committed(self) -> None:
@@ -49,7 +46,7 @@ class Commits(Protocol):
 class ExactlyOnceQuery(StreamingQuery):
     """A streaming query whose end is the end of its commits; ``handle`` is the JVM's of the query."""
 
-    def __init__(self, handle: Any, owner: Commits) -> None:
+    def __init__(self, handle: Any, owner: AwaitableCommits) -> None:
         super().__init__(handle)
         self._owner = owner
 

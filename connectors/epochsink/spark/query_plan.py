@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas import types  # private, and needs no JVM
 
 from epochsink.errors import ConfigurationError
+from epochsink.sink import Sink
 from epochsink.sink.sql import operand, quoted
 from epochsink.spark.engines import engine_of
+from epochsink.spark.placement import loose_columns, unsettled
 from epochsink.spark.write_task import is_one_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField, StructType
 
-    from epochsink.sink import Sink
 
 ROW: Final = "__epochsink_row_"
 
@@ -129,11 +129,11 @@ def _writer_schema(name: str, sink: Sink, planned: DataFrame) -> pa.Schema:
 
 def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
     """Refuse a key that is not deterministic: if Spark repeats a stage, rows would go to other tasks than before."""
-    found = engine_of(frame.sparkSession).changeable(frame, sink.distribute_by)
-    if found:
+    expressions = engine_of(frame.sparkSession).changeable(frame, sink.distribute_by)
+    if expressions:
         raise ConfigurationError(
             f"sink '{name}' distributes rows over tasks by its key, and the key changes each time that Spark evaluates "
-            f"it, so a repeated task would lose or duplicate rows: {', '.join(found)}",
+            f"it, so a repeated task would lose or duplicate rows: {', '.join(expressions)}",
             hint="use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or a key that is a column of "
             "the source",
         )
@@ -141,11 +141,18 @@ def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
 
 def refuse_loose_placement(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> None:
     """Raise `ConfigurationError` if something besides the key decides where the row of a key is stored."""
-    engine = engine_of(frame.sparkSession)
     for name, sink in sinks.items():
         placed_by, key = sink.placement(schemas[name])
         for argument, expression in placed_by.items():
-            if loose := engine.loose_parts(frame, expression, key):
+            if words := unsettled(expression, frame.columns):
+                raise ConfigurationError(
+                    f"sink '{name}': {argument}={expression!r} has {', '.join(words)}, and it is not known whether "
+                    "that has the same value each time: rows of one key could be stored in different places, and its "
+                    "document would exist twice",
+                    hint="use columns, and Spark's own functions of them; compute anything else in a column of the "
+                    "stream, and make that column a part of key=",
+                )
+            if loose := loose_columns(frame, expression, key):
                 raise ConfigurationError(
                     f"sink '{name}': {argument}={expression!r} depends on {', '.join(loose)}, and the key does not: "
                     "rows of one key could be stored in different places, and its document would exist twice",

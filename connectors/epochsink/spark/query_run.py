@@ -6,29 +6,28 @@ import logging
 import threading
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
-from epochsink.errors import ConfigurationError, EpochsinkError
-from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.errors import Addresses, ConfigurationError, EpochsinkError
+from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.storage import LocalStorage
+from epochsink.protocol.store_failure import is_of_store, stopped_by
 from epochsink.retry import retrying
-from epochsink.sink import participants_of
+from epochsink.sink import Participant, Sink, participants_of
+from epochsink.spark.engine import Execution, Pipeline
 from epochsink.spark.epoch_attempts import ATTEMPTS, EpochAttempts
 from epochsink.spark.epoch_writer import EpochWriter
 from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.running_query import RunningQuery, complete
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pyspark.sql import DataFrame
 
-    from epochsink.protocol.checkpoint import OpenCheckpoint
-    from epochsink.protocol.progress import EpochProgress, QueryProgress
-    from epochsink.sink import Executors, Participant, Sink
-    from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
 
@@ -51,50 +50,73 @@ def new_driver(start: str = "") -> str:
     return start + uuid.uuid4().hex
 
 
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the runs of a query have in common: the arguments of `ExactlyOnce`, and what completes errors.
+
+    ``application`` is the name by which the operator finds the Spark application, ``reference`` MODULE:ATTRIBUTE of the
+    sinks, each "" if it is not known.
+    """
+
+    sinks: Mapping[str, Sink]
+    join_running: bool | str = False
+    retain_seconds: float = 0.0
+    show_values: bool = False
+    application: str = ""
+    reference: str = ""
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, application: str, join_running: bool | str) -> Self:  # noqa: FBT001 - a word too
+        """Return those of a pipeline's run, which may join a running checkpoint as ``join_running`` says."""
+        return cls(
+            pipeline.sinks,
+            join_running,
+            pipeline.retain_seconds,
+            pipeline.show_values,
+            application,
+            pipeline.reference,
+        )
+
+
 class Run:
     """Recovers when made. Then `bind` ties it to Spark's execution, and Spark calls `foreach_batch` for each epoch.
 
-    Raises what `epochsink.protocol.coordinator.Coordinator.recover` raises.
+    ``starts`` is False for a recovery at the end of a query, whose failure the next start meets again. Raises what
+    `epochsink.protocol.coordinator.Coordinator.recover` raises.
     """
 
     def __init__(
         self,
-        sinks: Mapping[str, Sink],
+        settings: RunSettings,
         opened: OpenCheckpoint,
         query_id: str,
         *,
         driver: str,
-        join_running: bool | str,
-        retain_seconds: float,
-        executors: Executors | None,
-        application: str,
-        show_values: bool,
-        on_progress: Callable[[EpochProgress], None] | None,
+        starts: bool = True,
+        on_progress: Callable[[EpochProgress], None] | None = None,
     ) -> None:
-        self.location = opened.location
         self._query_id = query_id
-        self._show_values = show_values
+        self._show_values = show_values = settings.show_values
         self._poll_seconds = LOCAL_POLL_SECONDS if isinstance(opened.files, LocalStorage) else REMOTE_POLL_SECONDS
-        self._participants = participants_of(sinks)
-        for participant in self._participants:
-            participant.executors = executors
-        if retain_seconds:
+        self._participants = participants_of(settings.sinks)
+        if settings.retain_seconds:
             _refuse_retaining(self._participants)
         files = RetriedReads(opened.files)
         self._checkpoint = Checkpoint(files)
         self._coordinator = Coordinator(
             query_id=query_id,
-            ledger=Ledger(files, driver, application=application),
+            ledger=Ledger(files, driver, application=settings.application),
             checkpoint=self._checkpoint,
             spool=opened.spool,
             participants=self._participants,
-            join_running=join_running,
-            retain_seconds=retain_seconds,
+            join_running=settings.join_running,
+            retain_seconds=settings.retain_seconds,
             location=opened.location,
+            reference=settings.reference,
             listener=on_progress,
         )
-        identity = self._coordinator.identity
-        self._writer = EpochWriter(sinks, self._participants, identity, opened.spool, show_values=show_values)
+        contexts, identity = self._coordinator.contexts, self._coordinator.identity
+        self._writer = EpochWriter(settings.sinks, contexts, identity, opened.spool, show_values=show_values)
         self._attempts = EpochAttempts(self._coordinator, self._writer)
         self._query: RunningQuery | None = None
         self._called = -1
@@ -106,8 +128,14 @@ class Run:
         except BaseException as failure:
             # nobody will join this run: its sessions would look like those of a driver that lives
             self.release()
+            if is_of_store(failure):
+                failure = stopped_by(failure, "this start looked at what the last run has left")
             if isinstance(failure, EpochsinkError):
-                complete(failure, self.location, show_values=show_values)
+                complete(failure, self.addresses, show_values=show_values)
+            # an operator who looks later reads it in the ledger; an interrupted start has not failed
+            if starts and isinstance(failure, Exception):
+                self.note_failure(failure)
+            if isinstance(failure, EpochsinkError):
                 # its causes may quote rows
                 raise failure.fresh() from None
             raise
@@ -133,7 +161,6 @@ class Run:
             self._coordinator,
             self._poll_seconds,
             release=self.release,
-            location=self.location,
             show_values=self._show_values,
         )
 
@@ -151,7 +178,12 @@ class Run:
         """Return how the commits go."""
         return self._coordinator.progress.snapshot()
 
-    def note_failure(self, failure: str) -> None:
+    @property
+    def addresses(self) -> Addresses:
+        """What completes the commands of errors."""
+        return self._coordinator.addresses
+
+    def note_failure(self, failure: BaseException) -> None:
         """Keep why the query stops, in words without values of rows."""
         self._coordinator.note_failure(failure)
 
@@ -230,7 +262,7 @@ def _called_twice(number: int) -> ConfigurationError:
 
 def _refuse_retaining(participants: Sequence[Participant]) -> None:
     """Refuse ``retain=`` if no rows, or only those of some epochs, would be there for a repair."""
-    repaired = {name: sink for one in participants if one.repairs for name, sink in one.members.items()}
+    repaired = {name: sink for one in participants if one.operator().losses() for name, sink in one.members.items()}
     if not repaired:
         raise ConfigurationError(
             "retain= keeps rows for 'epochsink repair', and none of these sinks is of a kind that is repaired",

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from epochsink.protocol.storage import Storage
 from epochsink.retry import retrying
 from epochsink.spark.error_translation import is_of_lost_jvm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from epochsink.protocol.storage import Storage
-
     _Read = TypeVar("_Read")
 
 RETRY_SECONDS: Final = 30.0
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
-class RetriedReads:
+class RetriedReads(Storage):
     """Files below one root, read again after a transient failure (see `epochsink.protocol.storage.Storage`).
 
     Writes are never repeated: a `create` that failed may have been carried out, and only the next driver, which reads
@@ -29,15 +27,12 @@ class RetriedReads:
         self._files = files
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, or None."""
         return self._again(lambda: self._files.read(name))
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the bytes of several files."""
         return self._again(lambda: self._files.read_many(names))
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
         return self._again(lambda: self._files.names(folder))
 
     def create(self, name: str, data: bytes) -> bool:

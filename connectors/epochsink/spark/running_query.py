@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import atexit
 import logging
-import shlex
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from epochsink.errors import EpochsinkError
+from epochsink.errors import Addresses, EpochsinkError
 from epochsink.protocol.commit_thread import CommitThread, is_committing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from epochsink.protocol.coordinator import Coordinator
-    from epochsink.spark.engine import Execution
+from epochsink.protocol.coordinator import Coordinator
+from epochsink.protocol.store_failure import is_of_store, stopped_by
+from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
 
 
 class RunningQuery:
-    """What the commit thread sees of the query (see `epochsink.protocol.commit_thread.Stream`).
+    """What the commit thread sees of the query (see `epochsink.protocol.commit_thread.RunningStream`).
 
-    Starts the thread when made. ``release`` closes what the run holds, ``location`` is the checkpoint's, for commands.
+    Starts the thread when made. ``release`` closes what the run holds.
     """
 
     def __init__(
@@ -34,14 +30,14 @@ class RunningQuery:
         poll_seconds: float,
         *,
         release: Callable[[], None],
-        location: str,
         show_values: bool,
     ) -> None:
         self.execution = execution
         self.has_state = execution.has_state()
         self.in_batch = False
         self.release = release
-        self._location = location
+        self._addresses = coordinator.addresses
+        self._pending = coordinator.queue.pending
         self._show_values = show_values
         _warn_of_chance(execution)
         self._commit_thread = CommitThread(coordinator, self, poll_seconds)
@@ -60,10 +56,14 @@ class RunningQuery:
         """Return whether nothing has ended the query so far: neither a user nor a failed commit."""
         return self._commit_thread.failure is None and self.execution.is_active()
 
-    def report(self, failure: BaseException) -> None:
-        """Make what stops the commits fit to be told."""
+    def report(self, failure: BaseException) -> BaseException:
+        """Return what stops the commits, fit to be told."""
+        if is_of_store(failure):
+            pending = ", ".join(map(str, self._pending)) or "none"
+            failure = stopped_by(failure, f"decided epochs were committed (pending: {pending})")
         if isinstance(failure, EpochsinkError):
-            complete(failure, self._location, show_values=self._show_values)
+            complete(failure, self._addresses, show_values=self._show_values)
+        return failure
 
     def interrupt(self) -> None:
         """Make the query fail with what stopped the commits."""
@@ -90,22 +90,22 @@ class RunningQuery:
         return failure.fresh() if isinstance(failure, EpochsinkError) else failure
 
 
-def complete(failure: EpochsinkError, location: str, *, show_values: bool) -> None:
+def complete(failure: EpochsinkError, addresses: Addresses, *, show_values: bool) -> None:
     """Complete the commands of a failed commit's error, and leave values of rows out unless they may be shown."""
-    failure.address(location)
-    failure.notes = failure.notes or (f"Type: epochsink status {shlex.quote(location)}",)
+    failure.notes = failure.notes or (failure.note_to_type,)
+    failure.address(addresses)
     if not show_values:
         failure.hide_values()
 
 
 def _warn_of_chance(execution: Execution) -> None:
-    if found := execution.unrepeatable_state():
+    if texts := execution.unrepeatable_state():
         _log.warning(
             "the query's state depends on expressions that may give another result when an epoch runs again: %s. "
             "If an epoch was recorded before a crash, the next start keeps its rows and runs it again for the state, "
             "which may then differ from these rows. Have the source provide such values, or compute them after the "
             "stateful operator",
-            ", ".join(found),
+            ", ".join(texts),
         )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     Setting = Callable[[str], str | None]
 
 _WEBHDFS_PORTS: Final = {"http": "9870", "https": "9871"}
@@ -21,24 +20,24 @@ def store_options(setting: Setting, user: Callable[[], str], place: str, given: 
     """
     target = urlparse(place)
     if target.scheme in ("s3", "s3a", "s3n"):
-        found = _s3(target.netloc, setting)
+        settings = _s3(target.netloc, setting)
     elif target.scheme == "gs":
-        found = _gcs(setting)
+        settings = _gcs(setting)
     elif target.scheme in ("abfs", "abfss", "az"):
-        found = _azure(target.netloc.partition("@")[2], setting)
+        settings = _azure(target.netloc.partition("@")[2], setting)
     elif target.scheme == "hdfs":
-        found = {"addresses": _name_nodes(target.netloc, setting), "user": user()}
-        return json.dumps(found)
+        settings = {"addresses": _name_nodes(target.netloc, setting), "user": user()}
+        return json.dumps(settings)
     else:
         return "{}"
-    return json.dumps({**{name: value for name, value in found.items() if value is not None}, **given})
+    return json.dumps({**{name: value for name, value in settings.items() if value is not None}, **given})
 
 
 def _s3(bucket: str, setting: Setting) -> dict[str, Any]:
     def of_bucket(name: str) -> str | None:
         return setting(f"fs.s3a.bucket.{bucket}.{name}") or setting(f"fs.s3a.{name}")
 
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "access_key_id": of_bucket("access.key"),
         "secret_access_key": of_bucket("secret.key"),
         "session_token": of_bucket("session.token"),
@@ -46,13 +45,13 @@ def _s3(bucket: str, setting: Setting) -> dict[str, Any]:
     }
     if endpoint := of_bucket("endpoint"):
         plain = of_bucket("connection.ssl.enabled") == "false"
-        found["endpoint"] = endpoint if "://" in endpoint else f"http{'' if plain else 's'}://{endpoint}"
+        settings["endpoint"] = endpoint if "://" in endpoint else f"http{'' if plain else 's'}://{endpoint}"
         # a private store seldom has a host name for each bucket, and Hadoop's default does not say whether it has
-        found["virtual_hosted_style_request"] = of_bucket("path.style.access") == "false"
-        found["region"] = found["region"] or "us-east-1"
+        settings["virtual_hosted_style_request"] = of_bucket("path.style.access") == "false"
+        settings["region"] = settings["region"] or "us-east-1"
     if "AnonymousAWSCredentialsProvider" in (of_bucket("aws.credentials.provider") or ""):
-        found["skip_signature"] = True
-    return found
+        settings["skip_signature"] = True
+    return settings
 
 
 def _gcs(setting: Setting) -> dict[str, Any]:

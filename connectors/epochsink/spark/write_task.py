@@ -12,9 +12,10 @@ import json
 import sys
 import uuid
 import zipimport
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
@@ -23,13 +24,20 @@ from pyspark.sql.types import StringType, StructField, StructType
 from epochsink import __version__, arrow_buffers
 from epochsink.errors import ConfigurationError, EpochsinkError, naming
 from epochsink.failpoints import reach
-from epochsink.sink import Epoch, Keeping, RowCount, SpoolFile, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from epochsink.protocol.spool import Spool, SpoolWriter
-    from epochsink.sink import Committable, Identity, Sink, SinkWriter
+from epochsink.protocol.json_value import from_json
+from epochsink.protocol.spool import Spool, SpoolWriter
+from epochsink.sink import (
+    Committable,
+    Epoch,
+    Identity,
+    Keeping,
+    RowCount,
+    Sink,
+    SinkWriter,
+    SpoolFile,
+    Task,
+    WriterContext,
+)
 
 Given = TypeVar("Given")
 Returned = TypeVar("Returned")
@@ -61,12 +69,10 @@ class WriteOrder:
     """What the tasks of one attempt at an epoch must know: the value of the job's local property `ORDER`."""
 
     epoch: Epoch
-    keeping: Mapping[str, Keeping]
-    """Where the rows of each sink are kept in this attempt."""
+    contexts: Mapping[str, WriterContext]
+    """What the participants tell the writers of this attempt, by sink."""
     carried: int = 0
     """How many spooled bytes of a sink the first task may send with its answer, in place of a file."""
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the participants tell the writers of this attempt, by sink."""
 
     def task(self, identity: Identity, partition: int, uuid: str) -> Task:
         """Return what the writer of one sink must know.
@@ -74,24 +80,22 @@ class WriteOrder:
         What a task may carry falls with its partition: the driver knows the number of tasks of the epoch before only,
         and holds all that they carry in one entry of the ledger: at most 4.2 MiB for 1,000 tasks, 6.5 MiB for 10,000.
         """
-        keeping = self.keeping[identity.sink]
+        context = self.contexts[identity.sink]
         falling = CARRIED_BY_FIRST_TASK * HALF_AT_PARTITION // (HALF_AT_PARTITION + partition)
-        carried = min(self.carried, falling) if keeping.is_spooled else 0
-        settings = self.settings.get(identity.sink, {})
-        return Task(identity, self.epoch, partition, uuid, keeping, carried, settings)
+        carried = min(self.carried, falling) if context.keeping.is_spooled else 0
+        return Task(identity, self.epoch, partition, uuid, context.keeping, carried, context.settings)
 
     def to_json(self) -> str:
         """Return the order as text."""
-        keeping = {name: how.name for name, how in self.keeping.items()}
-        order = {"epoch": asdict(self.epoch), "keeping": keeping, "carried": self.carried, "settings": self.settings}
-        return json.dumps(order)
+        contexts = {name: (context.keeping.name, context.settings) for name, context in self.contexts.items()}
+        return json.dumps({"epoch": asdict(self.epoch), "contexts": contexts, "carried": self.carried})
 
     @classmethod
     def from_json(cls, text: str) -> WriteOrder:
         """Return the order that a text holds."""
-        told = json.loads(text)
-        keeping = {name: Keeping[how] for name, how in told["keeping"].items()}
-        return cls(Epoch(**told["epoch"]), keeping, told["carried"], told["settings"])
+        fields = json.loads(text)
+        contexts = {name: WriterContext(Keeping[how], settings) for name, (how, settings) in fields["contexts"].items()}
+        return cls(Epoch(**fields["epoch"]), contexts, fields["carried"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +120,7 @@ class Answer:
     @classmethod
     def from_json(cls, text: str) -> Answer:
         """Return the answer that a text holds."""
-        fields = json.loads(text)
-        spooled, counted = fields.pop("spooled"), RowCount(**fields.pop("counted"))
-        return cls(**fields, counted=counted, spooled=None if spooled is None else SpoolFile(**spooled))
+        return from_json(cls, json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +136,18 @@ class WriteJob:
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run `write` with the order of the task's Spark job."""
         context = TaskContext.get()
-        told = context.getLocalProperty(ORDER) if context is not None else None
-        if told is None:
+        order = context.getLocalProperty(ORDER) if context is not None else None
+        if order is None:
             raise RuntimeError(f"the task's job has no local property {ORDER!r}")
-        yield from self.write_in_order((told, batches))
+        yield from self.write_in_order((order, batches))
 
     def write_in_order(self, given: tuple[str, Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Run `write` with an order as text."""
-        told, batches = given
+        order, batches = given
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("only a task of Spark's knows which partition its rows are")
-        yield from self.write(WriteOrder.from_json(told), batches, context.partitionId())
+        yield from self.write(WriteOrder.from_json(order), batches, context.partitionId())
         spare_collector()
 
     def write(self, order: WriteOrder, batches: Iterable[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
@@ -305,10 +307,10 @@ def with_same_version(function: Callable[[Given], Returned]) -> Callable[[Given]
     return run
 
 
-def other_version(place: str, found: str, sent: str = __version__) -> ConfigurationError:
+def other_version(place: str, version: str, sent: str = __version__) -> ConfigurationError:
     """Return the error for a ``place`` that has version ``found`` of epochsink, another than the sender's."""
     return ConfigurationError(
-        f"{place} has epochsink {found}, and the driver has {sent}: a task would misread what the driver sends",
+        f"{place} has epochsink {version}, and the driver has {sent}: a task would misread what the driver sends",
         hint=f"install epochsink {sent} in the Python of every executor (PYSPARK_PYTHON), then start the query "
         "again; no row of the epoch is visible",
     )

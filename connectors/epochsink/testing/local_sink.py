@@ -22,25 +22,43 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-from epochsink.errors import PrepareFailed, RowsRejected, WentBack
-from epochsink.identity import identity_key
-from epochsink.sink import COMMITTED, Mark, Outcome, Participant, Sink, SinkWriter, Verdict, verify_marks
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.sink import (
+    COMMITTED,
+    Ballots,
+    Committable,
+    Epoch,
+    Identity,
+    Joining,
+    LastDone,
+    Mark,
+    Marks,
+    Outcome,
+    Participant,
+    Parts,
+    Recorded,
+    Remnant,
+    RemnantState,
+    Sink,
+    SinkWriter,
+    Task,
+    Verdict,
+    identity_key,
+    marks_left,
+)
 from epochsink.sink.sql import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, LastDone, Marks, Parts, Task
 
 _ATTEMPT: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})")
 _REMNANT: Final = re.compile(_ATTEMPT.pattern + r"(\.[0-9a-f]{32})?")
 _ATTEMPT_FILE: Final = "attempt"
+_STATES: Final = {"prepared": RemnantState.PREPARED, "written": RemnantState.STAGED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +87,10 @@ class LocalSink(Sink):
 
     def epochs(self) -> dict[int, list[dict[str, Any]]]:
         """Return the visible rows by epoch. After a new checkpoint, epochs of the same number are joined."""
-        found: dict[int, list[dict[str, Any]]] = {}
+        epochs: dict[int, list[dict[str, Any]]] = {}
         for path in self._visible():
-            found.setdefault(int(path.name), []).extend(_read(_files(path)))
-        return found
+            epochs.setdefault(int(path.name), []).extend(_read(_files(path)))
+        return epochs
 
     def prepared(self) -> list[str]:
         """Return the names (generation, epoch, attempt) of prepared epochs that are not visible."""
@@ -205,32 +223,33 @@ class LocalParticipant(Participant):
         self._home = Path(self._sink.folder)
         self._generation = 0
 
-    def open(self, identity: Identity) -> None:
+    def open(self, identity: Identity) -> Joining:
         """Set the sink's identity."""
         self._home = Path(self._sink.folder) / identity_key(identity)
         self._generation = identity.generation
+        return super().open(identity)
 
-    def leftovers(self, sink: str) -> list[str]:
-        """Return the names of attempts that are prepared or written, and not visible."""
-        return sorted(path.name for folder in ("prepared", "written") for path in self._home.glob(f"{folder}/*"))
+    def remnants(self, recorded: Recorded) -> list[Remnant]:
+        """Return the attempts that are prepared or written, and not visible."""
+        parts = {part["name"]: part for each in recorded[::-1] for part in each}
+        return [
+            Remnant(folder, path.name, int(match[1]), state=state, of=parts.get(path.name))
+            for folder, state in _STATES.items()
+            for path in sorted(self._home.glob(f"{folder}/*"))
+            if (match := _REMNANT.fullmatch(path.name))
+        ]
 
-    def newest_generation(self, sink: str) -> int:
-        """Return the highest generation of a prepared or written attempt."""
-        return max((int(found[1]) for name in self.leftovers(sink) if (found := _REMNANT.fullmatch(name))), default=0)
+    def end(self, remnants: Sequence[Remnant]) -> list[str]:
+        """Remove attempts."""
+        for each in remnants:
+            _remove(self._home / each.kind / each.name)
+        return list(map(str, remnants))
 
-    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the newest visible epoch with the ledger."""
-        verify_marks(
-            f"the folder {self._home}", self.marks(sink), done, pending, lambda last: self.marks_of(sink, last)
-        )
-
-    def marks(self, sink: str) -> Marks:
+    def marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
         """Return the newest visible epoch."""
-        newest = max((int(path.name) for path in (self._home / "visible").glob("*")), default=None)
-        if newest is None:
-            return {}
-        attempt = self._home / "visible" / f"{newest:012d}" / _ATTEMPT_FILE
-        return {"": Mark(newest, attempt.read_text())}
+        newest = max((self._home / "visible").glob("*"), default=None, key=lambda path: int(path.name))
+        found = {} if newest is None else {"": Mark(int(newest.name), (newest / _ATTEMPT_FILE).read_text())}
+        return Marks(f"the folder {self._home}", found, marks_left(done), marks_left(pending))
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Move the accepted tasks' files into one folder."""
@@ -256,8 +275,11 @@ class LocalParticipant(Participant):
         (unfinished / _ATTEMPT_FILE).write_text(epoch.attempt)
         unfinished.rename(self._home / "prepared" / name)
 
-    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
         """Rename the epoch's folder. If it is missing, the visible epoch decides the outcome."""
+        return {name: [self._commit(epoch, part) for part in ballot.parts] for name, ballot in ballots.items()}
+
+    def _commit(self, epoch: Epoch, part: Committable) -> Verdict:
         if self._sink.strikes("outcome"):
             return Verdict(Outcome.UNKNOWN, "as LocalSink.forget_outcome() requested")
         visible = self._home / "visible" / f"{epoch.number:012d}"
@@ -293,24 +315,6 @@ class LocalParticipant(Participant):
             files[f"{i:06d}-{path.name}"] = path
         self._put(name, epoch, files)
         return {**part, "name": name}
-
-    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Remove every attempt of this generation or an earlier one that ``keep`` does not name."""
-        kept = {part["name"] for part in keep}
-        evidence = {part["name"] for part in done}.intersection(self._sink.prepared())
-        if evidence:
-            raise WentBack(
-                f"{min(evidence)} in {self._home} is prepared, but the ledger says that its epoch is done: the "
-                "folder was restored to an older state",
-                hint="put the newer state back",
-            )
-        ended = []
-        for path in [*self._home.glob("prepared/*"), *self._home.glob("written/*")]:
-            found = _REMNANT.fullmatch(path.name)
-            if found and int(found[1]) <= self._generation and path.name not in kept:
-                _remove(path)
-                ended.append(f"{path.parent.name} {path.name}")
-        return ended
 
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         """Remove the files of the tasks."""

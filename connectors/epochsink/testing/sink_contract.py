@@ -11,14 +11,11 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from epochsink.errors import PrepareFailed, SpoolMissing
-from epochsink.sink import Epoch, Outcome
-
-if TYPE_CHECKING:
-    from epochsink.sink import Committable
-    from epochsink.testing.sink_rig import Rig
+from epochsink.sink import Committable, Epoch, Outcome
+from epochsink.testing.sink_rig import Rig
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 OTHER_QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f002"
@@ -65,8 +62,7 @@ class Driver:
         rows = self.rig.rows(self.query, prepared.epoch, prepared.tasks)
         outcomes = [self.committer.commit(prepared.epoch, part, rows).outcome for part in prepared.parts]
         if committed(outcomes):
-            self.committer.unblock(prepared.epoch, prepared.parts, keep=prepared.parts)
-            self.committer.await_visible(prepared.epoch, prepared.parts)
+            self.committer.visible(prepared.epoch, prepared.parts)
         return outcomes
 
     def replay(self, prepared: PreparedEpoch) -> PreparedEpoch:
@@ -198,7 +194,7 @@ class SinkContract:
         """Its driver takes a higher generation than any in the target, whatever its clock says."""
         Driver(rig, generation=7).prepare(0, [1], [2])
         joining = rig.open(QUERY, 0)
-        Driver(rig, generation=joining.newest_generation() + 1).committer.abort_orphans([])
+        Driver(rig, generation=joining.join().generation + 1).committer.abort_orphans([])
         assert rig.leftovers() == []
 
     def test_sweep_spares_other_queries(self, rig: Rig) -> None:
@@ -285,8 +281,8 @@ class SinkContract:
             later = [any(row in rows for rows in epochs[1]) for row in sequence]
             assert later == sorted(later), "a row is before one of an earlier epoch"
             for rows in (rows for tasks in epochs for rows in tasks):
-                found = [row for row in sequence if row in rows]
-                assert found == [row for row in rows if row in found], "the rows of a task are in a different order"
+                ordered = [row for row in sequence if row in rows]
+                assert ordered == [row for row in rows if row in ordered], "the rows of a task are in a different order"
 
     def test_what_is_lost_is_replayed_once(self, rig: Rig) -> None:
         driver = Driver(rig)

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
+
+import pyarrow as pa
 
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Ballot, Epoch, Identity, Keeping, Rows, Task, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from epochsink.sink import Committable, LastDone, Participant, Sink, SpoolFile
+from epochsink.protocol.sweep import end_orphans
+from epochsink.sink import (
+    Ballot,
+    Committable,
+    Epoch,
+    Identity,
+    Joining,
+    Keeping,
+    LastDone,
+    Participant,
+    RemnantState,
+    Rows,
+    Sink,
+    SpoolFile,
+    Task,
+    Verdict,
+    WriterContext,
+    comparing,
+)
 
 
 def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
@@ -63,13 +78,18 @@ class OneSink:
         """Return the findings of `Participant.check`."""
         return self._participant.check(self._name, schema)
 
-    def initial_state(self) -> dict[str, Any]:
-        """Return the result of `Participant.initial_state`."""
-        return self._participant.initial_state(self._name)
-
-    def open(self, identity: Identity) -> None:
+    def open(self, identity: Identity) -> Joining:
         """Give the sink its identity."""
-        self._participant.open(identity)
+        self._identity = identity
+        return self._participant.open(identity)
+
+    def join(self) -> Joining:
+        """Let the sink join a ledger; then it is who it was opened for again."""
+        joined = self._participant.open(replace(self._identity, generation=0, origin={}))
+        left = (each.generation for each in self._participant.remnants(((), ())))
+        joined = replace(joined, generation=max(joined.generation, *left, 0))
+        self._participant.open(self._identity)
+        return joined
 
     def fence(self) -> None:
         """Fence other drivers."""
@@ -77,27 +97,21 @@ class OneSink:
 
     def newest(self) -> int | None:
         """Return the newest epoch applied."""
-        return self._participant.newest(self._name)
+        with comparing():
+            return self._participant.marks(self._name, None, None).newest
 
     def leftovers(self) -> list[str]:
         """Return the names of what is prepared."""
-        return self._participant.leftovers(self._name)
-
-    def newest_generation(self) -> int:
-        """Return the highest generation in the names that the sink has left."""
-        return self._participant.newest_generation(self._name)
+        left = self._participant.remnants(((), ()))
+        return [each.name for each in left if each.state is not RemnantState.RUNNING]
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare target and ledger."""
-        self._participant.verify_applied(self._name, done, pending)
+        self._participant.marks(self._name, done, pending).verify(done, pending)
 
-    def keeping(self, epoch: Epoch, schema: pa.Schema) -> Keeping:
-        """Return where tasks keep the rows of an attempt."""
-        return self._participant.keeping(epoch, {self._name: schema})[self._name]
-
-    def settings(self, epoch: Epoch) -> Mapping[str, Any]:
-        """Return what the writers of an attempt must know."""
-        return self._participant.settings(epoch).get(self._name, {})
+    def begin(self, epoch: Epoch, schema: pa.Schema) -> WriterContext:
+        """Return what the writers of an attempt are told."""
+        return self._participant.begin(epoch, {self._name: schema})[self._name]
 
     def vote(
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
@@ -124,17 +138,20 @@ class OneSink:
 
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Sweep."""
-        return self._participant.abort_orphans(keep, done)
+        return end_orphans(self._participant, (keep, done))
 
-    def unblock(
-        self, epoch: Epoch, parts: Sequence[Committable], keep: Sequence[Committable], done: Sequence[Committable] = ()
+    def visible(
+        self,
+        epoch: Epoch,
+        parts: Sequence[Committable],
+        after: LastDone | None = None,
+        *,
+        keep: Sequence[Committable] | None = None,
+        done: Sequence[Committable] = (),
     ) -> list[str]:
-        """Abort what blocks readers of an epoch."""
-        return self._participant.unblock(epoch, {self._name: Ballot(parts, NO_ROWS)}, lambda: (keep, done))
-
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
-        """Wait until readers see an epoch."""
-        self._participant.await_visible(epoch, {self._name: Ballot(parts, NO_ROWS, after)})
+        """Make sure that readers see an epoch; ``keep`` is what the ledger names, the epoch's parts if left out."""
+        ballots = {self._name: Ballot(parts, NO_ROWS, after)}
+        return self._participant.visible(epoch, ballots, lambda: (parts if keep is None else keep, done))
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Remove the leftovers of a committed epoch."""
@@ -188,7 +205,7 @@ class SinkRig:
 
     loses = True
     keeping = Keeping.IN_SPOOL
-    """Where rows are kept, as told to tasks (`Participant.keeping`). The rig always spools them."""
+    """Where rows are kept, as told to tasks (`Participant.begin`). The rig always spools them."""
 
     def __init__(self, sink: Sink, folder: Path) -> None:
         self.sink = sink
@@ -217,8 +234,7 @@ class SinkRig:
         if query not in self._origins:
             with contextlib.closing(OneSink.of(self.sink, self.name)) as joining:
                 assert joining.check(self.schema()) == []
-                joining.open(Identity(query, self.name))
-                self._origins[query] = joining.initial_state()
+                self._origins[query] = dict(joining.open(Identity(query, self.name)).origin)
         return Identity(query, self.name, generation, self._origins[query])
 
     def open(self, query: str, generation: int) -> OneSink:
@@ -241,7 +257,7 @@ class SinkRig:
         identity = self.identity(query, generation)
         with contextlib.closing(OneSink.of(self.sink, self.name)) as asking:
             asking.open(identity)
-            settings = asking.settings(epoch)
+            settings = asking.begin(epoch, batch.schema).settings
         task = Task(identity, epoch, partition, uuid.uuid4().hex, self.keeping, settings=settings)
         self.spool.make(query, epoch)
         spooled = self.spool.writer(task, batch.schema)

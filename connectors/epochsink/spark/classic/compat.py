@@ -7,8 +7,10 @@ is in `epochsink.spark.classic.stream_execution`. If you try a new version of Py
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.pandas.functions import pandas_udf
@@ -17,9 +19,6 @@ from pyspark.util import PythonEvalType
 from epochsink.spark.engine import WriterSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 
 _STATEFUL: Final = frozenset({"Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"})
 """Logical operators with state in a stream. Others are joins of two streams, and those with WithState in the name."""
-
-_WITHOUT_TEXT: Final = ("array", "map", "struct", "variant")
-"""Types of which different values may have the same text."""
-
-_SETTLED: Final = frozenset({"Literal", "NamedLambdaVariable"})
-"""Expressions without operands whose value depends on nothing outside the expression."""
 
 
 def jvm_of(session: SparkSession) -> tuple[Any, Any]:
@@ -97,32 +90,6 @@ def changeable(frame: DataFrame, expressions: Sequence[str]) -> list[str]:
     return [expression for index, expression in enumerate(expressions) if not columns.apply(index).deterministic()]
 
 
-def loose_parts(frame: DataFrame, expression: str, key: Sequence[str]) -> list[str]:
-    """Return what the value of an expression over a frame depends on besides the values of ``key``.
-
-    These are the SQL of columns, of what may give another result each time, and of what time or session decide.
-    """
-    selected: Any = frame.selectExpr(expression, *key)
-    made, *known = (_without_alias(each) for each in _listed(selected._jdf.queryExecution().analyzed().expressions()))
-    # The key is a text, and different structs, arrays and maps may have the same one.
-    decided = [each for each in known if not str(each.dataType().typeName()).startswith(_WITHOUT_TEXT)]
-    return list(dict.fromkeys(_loose_parts(made, decided)))
-
-
-def _without_alias(expression: Any) -> Any:
-    return expression.child() if str(expression.getClass().getSimpleName()) == "Alias" else expression
-
-
-def _loose_parts(expression: Any, decided: Sequence[Any]) -> list[str]:
-    if any(expression.semanticEquals(each) for each in decided):
-        return []
-    children = _listed(expression.children())
-    if not children and str(expression.getClass().getSimpleName()) not in _SETTLED:
-        return [str(expression.sql())]
-    inner = [text for child in children for text in _loose_parts(child, decided)]
-    return inner or ([] if expression.deterministic() else [str(expression.sql())])
-
-
 def schema_text(frame: DataFrame) -> str:
     """Return the schema of a frame as JSON. Frames with equal schemas can use the same SQL."""
     untyped: Any = frame
@@ -132,8 +99,8 @@ def schema_text(frame: DataFrame) -> str:
 def columns_of(expressions: Sequence[str]) -> Any:
     """Return the JVM's list of the columns of SQL expressions; any number of frames can use it."""
     jvm: Any = SparkContext._jvm
-    made: list[Any] = [functions.expr(expression) for expression in expressions]
-    return jvm.PythonUtils.toSeq([column._jc for column in made])
+    columns: list[Any] = [functions.expr(expression) for expression in expressions]
+    return jvm.PythonUtils.toSeq([column._jc for column in columns])
 
 
 def select(frame: DataFrame, columns: Any) -> DataFrame:
@@ -162,8 +129,8 @@ def has_state(plan: Any) -> bool:
 
 def unrepeatable_state(plan: Any) -> list[str]:
     """Return the SQL in or below stateful operators that may give another result each time, such as ``rand()``."""
-    found = [text for operator in _stateful(plan) for text in _changeable_in(operator)]
-    return list(dict.fromkeys(found))
+    texts = [text for operator in _stateful(plan) for text in _changeable_in(operator)]
+    return list(dict.fromkeys(texts))
 
 
 def _stateful(plan: Any) -> list[Any]:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
 
 from epochsink.errors import ConfigurationError
+from epochsink.protocol.checkpoint import OpenCheckpoint
+from epochsink.protocol.store_failure import remedy
 from epochsink.spark.classic import compat, executors, hadoop_storage
 from epochsink.spark.classic.stream_execution import StreamExecution
-from epochsink.spark.write_task import ANSWER, ORDER, with_same_version
+from epochsink.spark.engine import Engine, Execution, WriteTasks
+from epochsink.spark.write_task import ANSWER, ORDER, WriteJob, WriteOrder, with_same_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from epochsink.protocol.checkpoint import OpenCheckpoint
-    from epochsink.sink import Executors
-    from epochsink.spark.engine import Engine, Execution
-    from epochsink.spark.write_task import WriteJob, WriteOrder
 
 
 _DESCRIPTION: Final = "spark.job.description"
 """What Spark's UI calls the jobs of a thread."""
 
 
-class ClassicWriteTasks:
+class ClassicWriteTasks(WriteTasks):
     """Tasks that take their order from a local property of the job, so that one pickled function serves all epochs."""
 
     def __init__(self, job: WriteJob) -> None:
@@ -42,11 +39,9 @@ class ClassicWriteTasks:
             log.setLevel(logging.WARNING)
 
     def plan(self, passed: DataFrame) -> DataFrame:
-        """Plan the job."""
         return compat.map_in_arrow(passed, self._function)
 
     def run(self, plan: DataFrame, order: WriteOrder) -> list[str]:
-        """Run the job."""
         context = plan.sparkSession.sparkContext
         context.setLocalProperty(ORDER, order.to_json())
         # the thread is the stream's, and the user's function may run jobs after this one
@@ -58,7 +53,7 @@ class ClassicWriteTasks:
             context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type] # None removes it
 
 
-class ClassicEngine:
+class ClassicEngine(Engine):
     """Asks the JVM through py4j."""
 
     location_of = staticmethod(hadoop_storage.location_of)
@@ -69,47 +64,37 @@ class ClassicEngine:
     refuse_bare_executors = staticmethod(executors.refuse_bare_executors)
     schema_text = staticmethod(compat.schema_text)
     changeable = staticmethod(compat.changeable)
-    loose_parts = staticmethod(compat.loose_parts)
     byte_limit_of_batches = staticmethod(compat.byte_limit_of_batches)
     write_tasks = ClassicWriteTasks
 
     def runs_here(self) -> bool:
-        """Return True: this is the driver."""
         return True
 
     def start(
         self, writer: DataStreamWriter, batch: Callable[[DataFrame, int], None], checkpoint: str
     ) -> StreamingQuery:
-        """Start a query."""
         try:
             return writer.foreachBatch(batch).option("checkpointLocation", checkpoint).start()
         except Py4JJavaError as refused:
             raise ConfigurationError(
                 f"Spark does not start a query on checkpoint={checkpoint!r}: {hadoop_storage.first_line(refused)}",
-                hint="give a folder that Spark can make and write",
+                hint=remedy(refused, "give a folder that Spark can make and write"),
             ) from refused
 
     def execution_of_query(self, query: StreamingQuery) -> Execution:
-        """Return the execution behind a query's handle."""
         return StreamExecution.of_query(query)
 
     def execution_of_batch(
         self, session: SparkSession, known: Execution | None, opened: Callable[[], OpenCheckpoint]
     ) -> Execution:
-        """Return the execution of this thread's batch."""
         del opened
         return StreamExecution.of_batch(session, known)
-
-    def executors(self, session: SparkSession) -> Executors:
-        """Return the executors of the application."""
-        return executors.SparkExecutors(session.sparkContext)
 
     def start_id(self) -> str:
         """Return nothing: this process finishes its own commits."""
         return ""
 
     def application(self, session: SparkSession) -> str:
-        """Return the application's id."""
         return str(session.sparkContext.applicationId)
 
     def selection(self, expressions: Sequence[str]) -> Callable[[DataFrame], DataFrame]:

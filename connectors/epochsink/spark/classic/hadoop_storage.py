@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -20,16 +21,13 @@ from epochsink.errors import ConfigurationError
 from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.object_storage import open_checkpoint_files
 from epochsink.protocol.spool import Spool
-from epochsink.protocol.storage import LocalStorage, beside, is_object_store
+from epochsink.protocol.storage import LocalStorage, Storage, beside, is_object_store
+from epochsink.protocol.store_failure import unwritable
 from epochsink.spark.classic.compat import gateway_of, hadoop_configuration_of, jvm_of
 from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyspark.sql import SparkSession
-
-    from epochsink.protocol.storage import Storage
 
 
 _SOON_COMPLETE: Final = {
@@ -81,7 +79,7 @@ def _open_files(session: SparkSession, checkpoint: str, storage_options: Mapping
     if local.exists() and not os.access(local, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"checkpoint={checkpoint!r} may not be written by user id {os.geteuid()}",
-            hint="let this user write the folder, or give another",
+            hint=unwritable(local),
         )
     return LocalStorage(local), location
 
@@ -135,7 +133,7 @@ def _unusable(checkpoint: str) -> Iterator[None]:
         ) from failure
 
 
-class HadoopStorage:
+class HadoopStorage(Storage):
     """Files below one root of any Hadoop file system (see `epochsink.protocol.storage.Storage`).
 
     `create` rests on ``FileContext.rename`` refusing an existing target, as Spark's own checkpoint does.
@@ -177,7 +175,6 @@ class HadoopStorage:
         return True
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, or None."""
         path = self._path(name)
         with _as_oserror():
             # Most reads are for files that do not exist yet: the next entry, the next commit. To open them would make
@@ -196,11 +193,9 @@ class HadoopStorage:
                 stream.close()
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the bytes of several files, sixteen at a time."""
         return beside(self.read, names)
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
         with _as_oserror():
             try:
                 listed = self._system.listStatus(self._path(folder))

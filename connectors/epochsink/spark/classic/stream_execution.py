@@ -17,19 +17,19 @@ from pyspark import SparkContext
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
 from epochsink.spark.classic.compat import handle_of, has_state, jvm_of, unrepeatable_state
+from epochsink.spark.engine import Execution
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
 
 _END_SECONDS: Final = 10.0
 
 
-class StreamExecution:
+class StreamExecution(Execution):
     """Spark's execution of a query."""
 
     def __init__(self, java: Any) -> None:
@@ -73,7 +73,6 @@ class StreamExecution:
             return False
 
     def is_active(self) -> bool:
-        """Return whether the query was neither stopped nor has failed."""
         try:
             return bool(self._java.isActive())
         except (Py4JNetworkError, OSError):
@@ -129,9 +128,9 @@ class StreamExecution:
     def _is_told_to_end(self) -> bool:
         return not self.is_active() and bool(self._thread.isInterrupted())
 
-    def raised(self, told: Exception) -> Exception:
+    def raised(self, error: Exception) -> Exception:
         """Return the error itself: whoever waits for the query gets it from this process."""
-        return told
+        return error
 
     def batch(self, epoch: int) -> int | None:
         """Return the number of the batch that Spark runs on this thread; None on any other thread."""
@@ -140,7 +139,6 @@ class StreamExecution:
         return None if number is None else int(number)
 
     def wrong_number(self, epoch: int, own: int | None) -> ConfigurationError:
-        """Return the error for a call with a number that is not the batch's own."""
         return ConfigurationError(
             f"ExactlyOnce was called with the number {epoch!r} in Spark's batch {own}: a later start "
             "would take the epoch for another one that is done already, and its rows would be in no sink",
@@ -149,23 +147,18 @@ class StreamExecution:
         )
 
     def stop(self) -> None:
-        """Stop the query."""
         self._java.stop()
 
     def output_mode(self) -> str:
-        """Return the query's output mode: Append, Update or Complete."""
         return str(self._java.outputMode().toString())
 
     def checkpoint(self) -> str:
-        """Return the checkpoint folder that the query uses, as Spark resolved it."""
         return str(self._java.resolvedCheckpointRoot())
 
     def has_state(self) -> bool:
-        """Return whether the query keeps state from batch to batch."""
         return has_state(self._java.analyzedPlan())
 
     def unrepeatable_state(self) -> list[str]:
-        """Return the SQL of what decides on the query's state and may give another result each time."""
         return unrepeatable_state(self._java.analyzedPlan())
 
     def refuse_unlike(self, location: str, used: str) -> None:

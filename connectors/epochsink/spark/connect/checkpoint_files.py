@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +13,16 @@ from urllib.parse import unquote, urlparse
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.spool import Spool
-from epochsink.protocol.storage import LocalStorage, is_object_store
+from epochsink.protocol.storage import LocalStorage, Storage, is_object_store
+from epochsink.protocol.store_failure import unwritable
 from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
-
-    from epochsink.protocol.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointLocation:
     """Where a checkpoint is, and how to reach it. Picklable: tasks open it too."""
 
     location: str
@@ -45,7 +43,7 @@ class Place:
         if local.exists() and not (local.is_dir() and os.access(local, os.W_OK | os.X_OK)):
             raise ConfigurationError(
                 f"checkpoint={self.location!r} is not a folder that user id {os.geteuid()} may write",
-                hint="let this user write the folder, or give another",
+                hint=unwritable(local),
             )
         return LocalStorage(local)
 
@@ -77,7 +75,9 @@ def location_of(session: SparkSession, checkpoint: str) -> str:
     return os.path.normpath(path)
 
 
-def place_of(session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any], spool: str | None) -> Place:
+def place_of(
+    session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any], spool: str | None
+) -> CheckpointLocation:
     """Return a checkpoint's place; nothing is opened yet. Raises `ConfigurationError`.
 
     ``storage_options`` replace what the session's settings say of an object store.
@@ -91,4 +91,4 @@ def place_of(session: SparkSession, checkpoint: str, storage_options: Mapping[st
         return store_options(setting, getpass.getuser, place, storage_options)
 
     spools = Spool.beside(location, options(location)) if spool is None else Spool(spool, options(spool))
-    return Place(location, options(location), spools)
+    return CheckpointLocation(location, options(location), spools)

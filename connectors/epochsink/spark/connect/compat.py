@@ -21,8 +21,8 @@ def frame_of(writer: DataStreamWriter) -> DataFrame:
 
     untyped: Any = writer
     frame: Any = RemoteFrame(untyped._write_stream._child, untyped._session)
-    made: DataFrame = frame
-    return made
+    typed: DataFrame = frame
+    return typed
 
 
 def settings_of(writer: DataStreamWriter) -> WriterSettings:

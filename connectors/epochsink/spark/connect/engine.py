@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
-from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.spark.connect import checkpoint_files, compat, expressions
 from epochsink.spark.connect.execution import ConnectExecution, has_own_session, never_caught, start_id
 from epochsink.spark.connect.tasks import ConnectWriteTasks, in_task
+from epochsink.spark.engine import Engine, Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from epochsink.protocol.checkpoint import OpenCheckpoint
-    from epochsink.spark.engine import Engine, Execution
 
 _IN_SERVER: Final = "SPARK_CONNECT_LOCAL_URL"
 """Spark sets it in the environment of the processes in which its server calls foreachBatch."""
@@ -30,25 +28,22 @@ _IN_SERVER: Final = "SPARK_CONNECT_LOCAL_URL"
 _checked: list[bool] = []
 
 
-class ConnectEngine:
+class ConnectEngine(Engine):
     """Asks Spark by its public interface."""
 
     location_of = staticmethod(checkpoint_files.location_of)
     frame_of = staticmethod(compat.frame_of)
     settings_of = staticmethod(compat.settings_of)
     changeable = staticmethod(expressions.changeable)
-    loose_parts = staticmethod(expressions.loose_parts)
     start_id = staticmethod(start_id)
     write_tasks = ConnectWriteTasks
 
     def runs_here(self) -> bool:
-        """Return whether this is a process in which the server calls foreachBatch, not a client."""
         return _IN_SERVER in os.environ
 
     def open_checkpoint(
         self, session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any], spool: str | None
     ) -> OpenCheckpoint:
-        """Open a checkpoint folder, and its spool."""
         return checkpoint_files.place_of(session, checkpoint, storage_options, spool).open()
 
     def start(self, writer: DataStreamWriter, batch: Callable[[DataFrame, int], None], checkpoint: str) -> NoReturn:
@@ -66,7 +61,6 @@ class ConnectEngine:
     def execution_of_batch(
         self, session: SparkSession, known: Execution | None, opened: Callable[[], OpenCheckpoint]
     ) -> Execution:
-        """Return the execution that this process serves."""
         if known is not None:
             return known
         with never_caught():
@@ -75,37 +69,30 @@ class ConnectEngine:
                     "ExactlyOnce was called outside the foreachBatch of a running streaming query",
                     hint="use sink.start(writer), or pass it to writeStream.foreachBatch(...)",
                 )
-            found = opened()
-            checkpoint = Checkpoint(found.files)
+            place = opened()
+            checkpoint = Checkpoint(place.files)
             query_id = checkpoint.query_id()
             if query_id is None:
                 raise ConfigurationError(
-                    f"no query has begun on the checkpoint at {found.location}, and ExactlyOnce was called for it",
+                    f"no query has begun on the checkpoint at {place.location}, and ExactlyOnce was called for it",
                     hint="set .option('checkpointLocation', sink.checkpoint) on the writer. If it is set: the process "
                     "in which Spark's server calls foreachBatch, beside the driver, must see the same folder under "
                     "this path",
                 )
-            return ConnectExecution(session, query_id, checkpoint, found.location)
+            return ConnectExecution(session, query_id, checkpoint, place.location)
 
     def refuse_bare_executors(self, session: SparkSession) -> None:
-        """Raise `ConfigurationError` if the Python of an executor lacks what a task needs."""
         if not _checked:
             in_task(session, str)
             _checked.append(True)
 
-    def executors(self, session: SparkSession) -> None:
-        """Return None: the commits are applied by the process in which they are decided."""
-
     def application(self, session: SparkSession) -> str:
-        """Return the application's id."""
         return session.conf.get("spark.app.id", None) or ""
 
     def schema_text(self, frame: DataFrame) -> str:
-        """Return the schema of a frame as JSON."""
         return frame.schema.json()
 
     def selection(self, given: Sequence[str]) -> Callable[[DataFrame], DataFrame]:
-        """Return a selection of SQL expressions."""
         return lambda frame: frame.selectExpr(*given)
 
     def parallelism(self, session: SparkSession) -> int:

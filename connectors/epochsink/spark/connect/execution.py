@@ -10,18 +10,18 @@ import os
 import sys
 import threading
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.spark.engine import Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.protocol.checkpoint import Checkpoint
 
 _log = logging.getLogger("epochsink")
 
@@ -72,7 +72,7 @@ class EpochFailed(Exception):
     """Carries an error of this package to the client of Spark Connect, as text and as a line that it can read."""
 
 
-class ConnectExecution:
+class ConnectExecution(Execution):
     """The execution whose foreachBatch this process runs. It ends when the process ends."""
 
     run_id = _RUN
@@ -108,9 +108,9 @@ class ConnectExecution:
         del failure
         self.stop()
 
-    def raised(self, told: Exception) -> Exception:
+    def raised(self, error: Exception) -> Exception:
         """Return what foreachBatch raises, so that the client learns the kind of the error too."""
-        return EpochFailed(f"{told}\n{told.to_line()}") if isinstance(told, EpochsinkError) else told
+        return EpochFailed(f"{error}\n{error.to_line()}") if isinstance(error, EpochsinkError) else error
 
     def end_from_within(self, failure: BaseException) -> None:
         """End this process unless the error reaches Spark, which otherwise would decide the epoch."""

@@ -9,20 +9,15 @@ import json
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from epochsink.errors import ConfigurationError
-from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
+from epochsink.protocol.json_value import from_json
 from epochsink.protocol.ledger import Ledger
-from epochsink.spark.query_run import Run, new_driver
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from epochsink.protocol.checkpoint import OpenCheckpoint
-    from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Sink
-    from epochsink.spark.connect.checkpoint_files import Place
+from epochsink.protocol.ledger_history import LedgerHistory
+from epochsink.spark.connect.checkpoint_files import CheckpointLocation
+from epochsink.spark.query_run import Run, RunSettings, new_driver
 
 LOOK_SECONDS: Final = 0.05
 
@@ -41,23 +36,18 @@ class Standing:
     @classmethod
     def from_json(cls, text: str) -> Standing:
         """Return what a text holds."""
-        fields = json.loads(text)
-        return cls(**{**fields, "pending": tuple(fields["pending"])})
+        return from_json(cls, json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryContext:
     """What a task must know of a query to finish its commits.
 
     With ``start``, an id, begin the names of all drivers of one start of the query.
     """
 
-    sinks: Mapping[str, Sink]
-    place: Place
-    join_running: bool | str
-    retain_seconds: float
-    show_values: bool
-    application: str
+    settings: RunSettings
+    place: CheckpointLocation
     start: str
 
     def recover(self) -> str:
@@ -65,7 +55,7 @@ class Recovery:
         opened = self.place.open()
         query_id = Checkpoint(opened.files).query_id()
         if query_id is not None:
-            self._recover(opened, query_id)
+            self._recover(opened, query_id, starts=True)
         return _standing(_read(opened), ()).to_json()
 
     def settle(self, query_id: str, before: Standing, seconds: float, *, ended: bool) -> str:
@@ -90,45 +80,34 @@ class Recovery:
             time.sleep(LOOK_SECONDS)
         # another driver commits what it finds, and would be fenced
         if ended and (history.owner is None or history.owner.driver.startswith(self.start)):
-            self._recover(opened, query_id)
+            self._recover(opened, query_id, starts=False)
             history = _read(opened)
             left = [each.epoch for each in history.pending if _waits(checkpoint, history, each.epoch)]
             standing = _standing(history, left)
         return standing.to_json()
 
-    def _recover(self, opened: OpenCheckpoint, query_id: str) -> None:
-        Run(
-            self.sinks,
-            opened,
-            query_id,
-            driver=new_driver(self.start),
-            join_running=self.join_running,
-            retain_seconds=self.retain_seconds,
-            executors=None,
-            application=self.application,
-            show_values=self.show_values,
-            on_progress=None,
-        ).release()
+    def _recover(self, opened: OpenCheckpoint, query_id: str, *, starts: bool) -> None:
+        Run(self.settings, opened, query_id, driver=new_driver(self.start), starts=starts).release()
 
-    def _refuse_other(self, found: str | None, query_id: str) -> None:
-        if found != query_id:
+    def _refuse_other(self, seen: str | None, query_id: str) -> None:
+        if seen != query_id:
             raise ConfigurationError(
-                f"the executors see {'no query' if found is None else f'query {found}'} in the checkpoint at "
+                f"the executors see {'no query' if seen is None else f'query {seen}'} in the checkpoint at "
                 f"{self.place.location}, and the query is {query_id}: whether its last epoch is visible is not known, "
                 "and the next start makes it so",
                 hint="put the checkpoint on an object store, or in a folder that driver and executors share",
             )
 
 
-def _read(opened: OpenCheckpoint) -> History:
+def _read(opened: OpenCheckpoint) -> LedgerHistory:
     return Ledger(opened.files, uuid.uuid4().hex).read()
 
 
-def _waits(checkpoint: Checkpoint, history: History, epoch: int) -> bool:
+def _waits(checkpoint: Checkpoint, history: LedgerHistory, epoch: int) -> bool:
     """Return whether readers wait for an epoch that is recorded: it is decided."""
     return epoch not in history.disputed and checkpoint.is_decided(epoch)
 
 
-def _standing(history: History, pending: list[int] | tuple[()]) -> Standing:
+def _standing(history: LedgerHistory, pending: list[int] | tuple[()]) -> Standing:
     stopped = "" if history.stopped is None else f"{history.stopped.failure} ({history.stopped.stamp})"
     return Standing(tuple(pending), stopped)

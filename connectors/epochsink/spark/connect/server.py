@@ -5,32 +5,34 @@ Checkpoint and targets are asked in tasks: the client need not reach them.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
+from epochsink.protocol.store_failure import remedy
+from epochsink.sink import Sink, comparing
 from epochsink.spark.argument_checks import refuse_unfit
 from epochsink.spark.connect import compat
 from epochsink.spark.connect.checkpoint_files import place_of
 from epochsink.spark.connect.execution import Started
 from epochsink.spark.connect.query_handle import ConnectQuery
-from epochsink.spark.connect.recovery import Recovery, Standing
+from epochsink.spark.connect.recovery import RecoveryContext, Standing
 from epochsink.spark.connect.tasks import in_task
+from epochsink.spark.engine import Pipeline
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
+from epochsink.spark.query_run import RunSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from epochsink.sink import Sink
-    from epochsink.spark.engine import Pipeline
 
 WAIT_SECONDS: Final = 10.0
 """How long one task waits for epochs to become visible while the query runs."""
@@ -46,10 +48,18 @@ class ConnectServer:
         self._session = session
 
     def check(self, pipeline: Pipeline, frame: DataFrame) -> None:
-        """Check the sinks in a task, and the plan by the server's analysis."""
+        """Check the plan by the server's analysis, and the sinks in a task."""
         schemas = row_schemas(frame, pipeline.sinks)
-        in_task(self._session, partial(_fit, pipeline.sinks, schemas))
         refuse_bad_plan(frame, pipeline.sinks, schemas)
+        in_task(self._session, partial(_fit, pipeline.sinks, schemas))
+
+    def compare(self, pipeline: Pipeline, frame: DataFrame) -> list[str]:
+        """Check likewise, and change nothing; return what a start would make in the targets."""
+        with comparing() as would:
+            schemas = row_schemas(frame, pipeline.sinks)
+            refuse_bad_plan(frame, pipeline.sinks, schemas)
+            there: list[str] = json.loads(in_task(self._session, partial(_compared, pipeline.sinks, schemas)))
+        return list(dict.fromkeys([*there, *would]))
 
     def recover(self, pipeline: Pipeline) -> None:
         """Commit what the last run decided, and abort its leftovers, in a task."""
@@ -75,29 +85,22 @@ class ConnectServer:
         except PySparkException as refused:
             raise _not_started(refused, pipeline.checkpoint) from refused
         started: Any = query
-        return ConnectQuery(session, started, Commits(session, recovery, query.id, before))
+        return ConnectQuery(session, started, ServerCommits(session, recovery, query.id, before))
 
-    def _recover(self, recovery: Recovery) -> Standing:
+    def _recover(self, recovery: RecoveryContext) -> Standing:
         return Standing.from_json(in_task(self._session, recovery.recover))
 
-    def _recovery(self, pipeline: Pipeline) -> Recovery:
+    def _recovery(self, pipeline: Pipeline) -> RecoveryContext:
         place = place_of(self._session, pipeline.checkpoint, pipeline.storage_options, pipeline.spool)
         application = self._session.conf.get("spark.app.id", None) or ""
-        return Recovery(
-            pipeline.sinks,
-            place,
-            pipeline.join_running,
-            pipeline.retain_seconds,
-            pipeline.show_values,
-            application,
-            uuid.uuid4().hex,
-        )
+        settings = RunSettings.of(pipeline, application, pipeline.join_running)
+        return RecoveryContext(settings, place, uuid.uuid4().hex)
 
 
-class Commits:
+class ServerCommits:
     """The commits of one query, as a client waits for them."""
 
-    def __init__(self, session: SparkSession, recovery: Recovery, query_id: str, before: Standing) -> None:
+    def __init__(self, session: SparkSession, recovery: RecoveryContext, query_id: str, before: Standing) -> None:
         self._session = session
         self._recovery = recovery
         self._query_id = query_id
@@ -110,13 +113,19 @@ class Commits:
         """
         seconds = LAST_COMMIT_SECONDS if ended else WAIT_SECONDS
         settle = partial(self._recovery.settle, self._query_id, self._before, seconds, ended=ended)
-        told = Standing.from_json(in_task(self._session, settle))
-        return told.pending, told.stopped if told.stopped != self._before.stopped else ""
+        standing = Standing.from_json(in_task(self._session, settle))
+        return standing.pending, standing.stopped if standing.stopped != self._before.stopped else ""
 
 
 def _fit(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> str:
     refuse_unfit(sinks, schemas)
     return ""
+
+
+def _compared(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> str:
+    with comparing() as would:
+        refuse_unfit(sinks, schemas)
+    return json.dumps(would)
 
 
 def _not_started(refused: PySparkException, checkpoint: str) -> ConfigurationError:
@@ -132,5 +141,5 @@ def _not_started(refused: PySparkException, checkpoint: str) -> ConfigurationErr
         f"Spark does not start a query on checkpoint={checkpoint!r}: {text.splitlines()[0]}",
         hint="the server is too busy to begin a Python process within 10 s: start the query again"
         if _TOO_BUSY in text
-        else "give a folder that Spark can make and write",
+        else remedy(refused, "give a folder that Spark can make and write"),
     )

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.spark.engine import WriteTasks
 from epochsink.spark.error_translation import reason_of
-from epochsink.spark.write_task import ANSWER, with_same_version
+from epochsink.spark.write_task import ANSWER, WriteJob, WriteOrder, with_same_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.spark.write_task import WriteJob, WriteOrder
 
-
-class ConnectWriteTasks:
+class ConnectWriteTasks(WriteTasks):
     """Tasks that get their order with the function: Spark Connect has no local properties."""
 
     def __init__(self, job: WriteJob) -> None:
         self._write: Any = with_same_version(job.write_in_order)
 
     def plan(self, passed: DataFrame) -> DataFrame:
-        """Return the frame itself: the function, which has the order in it, comes with the run."""
         return passed
 
     def run(self, plan: DataFrame, order: WriteOrder) -> list[str]:
-        """Run the job."""
         write, text = self._write, order.to_json()
 
         def partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,11 +63,11 @@ def in_task(session: SparkSession, function: Callable[[], str]) -> str:
     except PySparkException as failure:
         known = EpochsinkError.from_text(str(failure))
         raise (known or _cannot_run(failure)) from (None if known else failure)
-    told = str(row[0])
-    raised = EpochsinkError.from_text(told)
+    text = str(row[0])
+    raised = EpochsinkError.from_text(text)
     if raised is not None:
         raise raised
-    return told
+    return text
 
 
 def _cannot_run(failure: PySparkException) -> EpochsinkError:

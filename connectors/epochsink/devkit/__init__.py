@@ -1,1 +1,0 @@
-"""Development tools: services to test against, and the demo."""

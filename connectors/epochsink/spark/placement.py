@@ -1,0 +1,162 @@
+"""Find what decides on the value of an SQL expression besides a key: a row's place must follow from its key.
+
+Spark's plan does not tell all of it. Its parser has replaced DATE'today' by a constant, and in a plan of Spark Connect,
+which shows none, `curdate()` and a subquery are constants too. So the words of the expression are looked at first: they
+have to be columns, or what is known to give the same value each time. Then Spark says which columns matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NO_KEY: Final = "MISSING_AGGREGATION"
+_WITHOUT_TEXT: Final = ("array", "map", "struct", "variant")
+"""Types of which different values may have the same text."""
+
+_SAME_EACH_TIME: Final = """
+    abs acos acosh add_months aes_decrypt aggregate array array_append array_compact array_contains array_distinct
+    array_except array_insert array_intersect array_join array_max array_min array_position array_prepend
+    array_remove array_repeat array_size array_sort array_union arrays_overlap arrays_zip ascii asin asinh atan
+    atan2 atanh base64 bigint bin binary bit_count bit_get bit_length bitmap_bit_position bitmap_bucket_number
+    bitmap_count boolean bround btrim cardinality cast cbrt ceil ceiling char char_length character_length chr
+    coalesce collate collation concat concat_ws contains conv convert_timezone cos cosh cot crc32 csc date date_add
+    date_diff date_format date_from_unix_date date_part date_sub date_trunc dateadd datediff datepart day dayname
+    dayofmonth dayofweek dayofyear decimal decode degrees double e element_at elt encode endswith equal_null exists
+    exp expm1 extract factorial filter find_in_set flatten float floor forall format_number format_string
+    from_base32 from_csv from_json from_unixtime from_utc_timestamp from_xml get get_json_object getbit greatest
+    hash hex hmac hour hypot if ifnull initcap instr int is_valid_utf8 is_valid_variant is_variant_null isnan
+    isnotnull isnull jaro_winkler_similarity json_array_length json_object_keys last_day lcase least left len length
+    levenshtein ln locate log log10 log1p log2 lower lpad ltrim luhn_check make_date make_dt_interval make_interval
+    make_time make_timestamp make_timestamp_ltz make_timestamp_ntz make_valid_utf8 make_ym_interval map map_concat
+    map_contains_key map_entries map_filter map_from_arrays map_from_entries map_keys map_values map_zip_with mask
+    md5 minute mod month monthname months_between named_struct nanvl negative next_day nullif nullifzero nvl nvl2
+    octet_length overlay parse_json parse_url pi pmod position positive pow power printf quarter quote radians
+    reduce regexp_count regexp_extract regexp_extract_all regexp_instr regexp_like regexp_replace regexp_substr
+    repeat replace reverse right rint round rpad rtrim schema_of_csv schema_of_json schema_of_variant schema_of_xml
+    sec second sentences sequence sha sha1 sha2 shiftleft shiftright shiftrightunsigned sign signum sin sinh size
+    slice smallint sort_array soundex space split split_part sqrt startswith str_to_map string struct substr
+    substring substring_index tan tanh time time_bucket time_diff time_from_micros time_from_millis
+    time_from_seconds time_to_micros time_to_millis time_to_seconds time_trunc timestamp timestamp_micros
+    timestamp_millis timestamp_nanos timestamp_seconds tinyint to_base32 to_binary to_char to_csv to_date to_json
+    to_number to_time to_timestamp to_timestamp_ltz to_timestamp_ntz to_unix_timestamp to_utc_timestamp to_varchar
+    to_variant_object to_xml transform transform_keys transform_values translate trim trunc try_add try_aes_decrypt
+    try_divide try_element_at try_make_interval try_make_timestamp try_make_timestamp_ltz try_make_timestamp_ntz
+    try_mod try_multiply try_parse_json try_parse_url try_subtract try_to_binary try_to_date try_to_number
+    try_to_time try_to_timestamp try_url_decode try_validate_utf8 try_variant_array_append try_variant_get
+    try_variant_insert try_variant_set typeof ucase unbase64 unhex unix_date unix_micros unix_millis unix_nanos
+    unix_seconds upper url_decode url_encode validate_utf8 variant_array_append variant_delete variant_get
+    variant_insert variant_set variant_strip_nulls vector_cosine_similarity vector_inner_product vector_l2_distance
+    vector_norm vector_normalize weekday weekofyear width_bucket xpath xpath_boolean xpath_double xpath_float
+    xpath_int xpath_long xpath_number xpath_short xpath_string xxhash64 year zeroifnull zip_with
+"""
+_FUNCTIONS: Final = frozenset(_SAME_EACH_TIME.split())
+"""Functions of Spark's that give the same value each time for the same arguments."""
+_OPERATORS_TYPES_UNITS: Final = """
+    all and any as between both case collate dec distinct div else end escape false for from ilike in interval is
+    leading like local not null numeric or regexp rlike some then to trailing true when with without zone
+    byte character integer long real short timestamp_ltz timestamp_ntz varchar variant void
+    centuries century days decade decades dow doy epoch hours isodow isoyear microsecond microseconds millennium
+    millisecond milliseconds minutes months nanosecond nanoseconds quarters seconds week weeks years yearofweek
+"""
+_WORDS: Final = frozenset(_OPERATORS_TYPES_UNITS.split())
+"""Other words of expressions."""
+_OF_THE_MOMENT: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b.*", re.IGNORECASE | re.DOTALL)
+"""Texts that Spark takes for a time of its own clock where a date or a timestamp is expected."""
+_DATED: Final = re.compile(r"\s*[+-]?\d{4,}(-.*)?", re.DOTALL)
+"""Texts of dates and timestamps that say their day: a time alone is one of today."""
+_TIMES: Final = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
+
+_TOKEN: Final = re.compile(
+    r"""(?P<gap>\s+|--[^\n]*|/\*.*?\*/)
+    |(?P<text>[rR]'[^']*'|[rR]"[^"]*"|[xXbB]?'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+    |(?P<name>`(?:[^`]|``)*`)
+    |(?P<number>\.?\d\w*(?:\.\d*)?(?:[eE][+-]?\d+)?\w*)
+    |(?P<word>[^\W\d]\w*)
+    |(?P<sign>->|=>|::|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The name that it is, or would be: Spark's names do not depend on case."""
+        if self.kind == "name":
+            return self.text[1:-1].replace("``", "`").lower()
+        return self.text.lower()
+
+
+_NOTHING: Final = _Token("", "")
+
+
+def unsettled(expression: str, columns: Iterable[str]) -> list[str]:
+    """Return the parts of an expression that are neither one of the columns nor known to be the same each time."""
+    tokens = [_Token(str(found.lastgroup), found[0]) for found in _TOKEN.finditer(expression)]
+    tokens = [token for token in tokens if token.kind != "gap"]
+    known = {name.lower() for name in columns} | _parameters(tokens)
+    around = zip([_NOTHING, *tokens], tokens, [*tokens[1:], _NOTHING], strict=False)
+    found = (each.text for before, each, after in around if not _is_settled(before, each, after, known))
+    return list(dict.fromkeys(found))
+
+
+def _is_settled(before: _Token, each: _Token, after: _Token, known: set[str]) -> bool:
+    if each.kind == "text":
+        value = each.text.strip("rRxXbB").strip("'\"")
+        if before.name in _TIMES and not _DATED.fullmatch(value):
+            return False
+        # such as "rand"(), where a session takes double quotes for those of a name
+        return after.text != "(" and not _OF_THE_MOMENT.fullmatch(value)
+    if each.kind not in ("word", "name"):
+        return True
+    if after.text == "(" and not (each.kind == "word" and each.name in _WORDS):
+        return before.text != "." and each.name in _FUNCTIONS
+    if before.text == "." or after.text == "=>" or before.name == "collate" or each.name in known:
+        return True
+    # types and units are called like functions: date, year
+    return each.kind == "word" and (each.name in _WORDS or each.name in _FUNCTIONS)
+
+
+def _parameters(tokens: Sequence[_Token]) -> set[str]:
+    """Return the names that lambda functions give to their parameters."""
+    found: set[str] = set()
+    for place, token in enumerate(tokens):
+        if token.text == "->":
+            start = place - 1
+            if tokens[start].text == ")":
+                while start > 0 and tokens[start].text != "(":
+                    start -= 1
+            found |= {each.name for each in tokens[max(start, 0) : place] if each.kind in ("word", "name")}
+    return found
+
+
+def loose_columns(frame: DataFrame, expression: str, key: Sequence[str]) -> list[str]:
+    """Return a column of a frame, in a list, on which the value of an expression depends besides those of ``key``."""
+    # a number in GROUP BY is a position
+    texts = [each for each in key if not each.strip().isdigit()]
+    fields = frame.selectExpr(*texts).schema.fields if texts else []
+    # The key is a text, and different structs, arrays and maps may have the same one.
+    decided = [
+        F.expr(each)
+        for each, field in zip(texts, fields, strict=True)
+        if not field.dataType.typeName().startswith(_WITHOUT_TEXT)
+    ]
+    try:
+        # in an aggregation by the key, Spark refuses what is not the same for all rows of a group
+        _ = frame.groupBy(*decided, F.lit("all")).agg(F.expr(expression).alias("value")).schema
+    except AnalysisException as refused:
+        if refused.getCondition() != _NO_KEY:
+            raise
+        told: dict[str, Any] = dict(refused.getMessageParameters() or {})
+        return [str(told.get("expression", "a column")).strip('"')]
+    return []

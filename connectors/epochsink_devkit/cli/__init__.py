@@ -1,0 +1,1 @@
+"""The devkit's verbs, a module each: `epochsink.cli.devkit` loads the one that is typed."""

@@ -1,0 +1,74 @@
+"""What the simulation's histories show is what the specification allows; what broken code shows is not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from shares import SHARE
+
+from model.simulated import Replays
+from simulation import plans
+from simulation.explorer import Case, steps_of
+from simulation.mutants import MUTANTS
+from simulation.plans import Plan
+from simulation.test_mutants import near
+
+pytestmark = pytest.mark.plans
+
+CAUGHT = {
+    "ledger without a fence",
+    "ledger overwritten",
+    "no generation check",
+    "replay not recorded",
+    "no digest of the offsets",
+    "commit before the decision",
+    "abort at the re-run what is recorded",
+    "abort at recovery what is recorded",
+    "markers not compared at the start",
+    "older ledger not noticed at the start",
+    "conclusion without reading the ledger again",
+    "spool listed after the ledger is read",
+    "tidy beside an attempt",
+    "abort after an unknown append",
+    "a superseded driver ends what it has recorded",
+    "a second replay is built from the parts before the first",
+    "markers not compared in the commit",
+}
+"""Mutants whose histories the specification does not allow, whatever the simulation's own judge says of them."""
+
+
+def expect_allowed(sinks: str, schedule: int, some: Iterable[Plan]) -> None:
+    replays = Replays()
+    for plan in SHARE.of(some):
+        replays.play(Case(plan, sinks, schedule))
+    print(replays.report())  # noqa: T201 - what was replayed is the result
+    assert not replays.refused, replays.report()
+
+
+@pytest.mark.parametrize("sinks", plans.SINKS)
+def test_plans_with_one_fault(sinks: str) -> None:
+    """A part of those that the simulation plays, in one of the three schedules."""
+    schedule = (SHARE.place + plans.SINKS.index(sinks)) % 3
+    faults = plans.possible(plans.QUICK, sinks)
+    expect_allowed(sinks, schedule, itertools.islice(plans.one_fault(steps_of(sinks, schedule), faults), 0, None, 7))
+
+
+@pytest.mark.parametrize("sinks", plans.SINKS)
+def test_plans_with_two_faults(sinks: str) -> None:
+    schedule = (SHARE.place + plans.SINKS.index(sinks)) % 3
+    seed = 6_000 + plans.SINKS.index(sinks)
+    two = plans.at_random(seed, steps_of(sinks, schedule) + 25, 2, plans.MEDIUM)
+    expect_allowed(sinks, schedule, itertools.islice(two, 800))
+
+
+@pytest.mark.parametrize("name", sorted(CAUGHT))
+def test_a_mutant_shows_what_is_not_allowed(name: str) -> None:
+    (mutant,) = (one for one in MUTANTS if one.name == name)
+    replays = Replays()
+    for case in near(mutant.case):
+        if not replays.play(case, mutant.variant):
+            assert Replays().play(case, mutant.control), case
+            return
+    pytest.fail(f"all that {name} shows is allowed")

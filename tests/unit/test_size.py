@@ -1,0 +1,70 @@
+"""How large the rooms are, and which class names stand twice: what makes either larger says so in a table here."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import epochsink
+from epochsink.sink import Operator, Participant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONNECTORS: Final = Path(epochsink.__file__).parents[1]
+LINES: Final = {
+    "cli": 3000,
+    "elasticsearch": 6400,
+    "epochsink": 1190,
+    "epochsink_devkit": 7800,
+    "kafka": 7800,
+    "postgres": 7500,
+    "protocol": 5100,
+    "sink": 1510,
+    "spark": 4400,
+    "testing": 1100,
+}
+"""At most this many lines of Python in each room, to the next hundred. A change that needs more raises the number here,
+with the reason in its commit; one that needs less lowers it."""
+DOUBLES: Final[dict[str, int]] = {}
+"""Public class names that more than one module has, and how many. One word means one thing: this list only shrinks."""
+
+
+def room_of(file: Path) -> str:
+    package, *folders = file.relative_to(CONNECTORS).parts[:-1]
+    return package if package != "epochsink" or not folders else folders[0]
+
+
+def files() -> Iterator[Path]:
+    return CONNECTORS.glob("epochsink*/**/*.py")
+
+
+def test_no_room_has_grown() -> None:
+    lines: dict[str, int] = defaultdict(int)
+    for file in files():
+        lines[room_of(file)] += len(file.read_text().splitlines())
+    assert lines.keys() == LINES.keys()
+    assert {room: count for room, count in lines.items() if count > LINES[room]} == {}
+
+
+def test_the_contract_is_small() -> None:
+    """What the engine calls, what operators ask, and what both of them read."""
+    methods = {kind: [name for name in vars(kind) if not name.startswith("_")] for kind in (Participant, Operator)}
+    assert all(callable(getattr(kind, name)) for kind, names in methods.items() for name in names)
+    assert (len(methods[Participant]), len(methods[Operator])) == (14, 6)
+    participant: Any = SimpleNamespace()
+    Participant.__init__(participant, {})
+    assert vars(participant).keys() == {"members", "identities", "require_ours"}
+
+
+def test_no_class_name_stands_twice_that_did_not_before() -> None:
+    names = Counter(
+        node.name
+        for file in files()
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name: count for name, count in names.items() if count > 1} == DOUBLES
