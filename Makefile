@@ -36,6 +36,7 @@ PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 comma := ,
 
 # what `make bench` can run, each with its arguments
+BENCH_public := bench_public.py --keep $(RESULTS)
 BENCH_postgres := bench_postgres.py --keep $(RESULTS)
 BENCH_kafka := bench_kafka.py --keep $(RESULTS)
 BENCH_elasticsearch := bench_elasticsearch.py --keep $(RESULTS)
@@ -49,7 +50,7 @@ BENCH_progress := bench_progress.py
 BENCH_wide := bench_wide.py
 BENCH_latency := bench_latency.py --keep $(RESULTS) --python $(FLINK)/bin/python
 BENCH_outage := bench_outage.py --minutes $(MINUTES) --keep $(RESULTS)
-BENCHMARKS := postgres kafka elasticsearch fair-copy flink epoch against checkpoint connect progress wide latency outage
+BENCHMARKS := public postgres kafka elasticsearch fair-copy flink epoch against checkpoint connect progress wide latency outage
 PROOFS := simulation kills connect options requests pairs mutants soak scoreboard stores
 CHOSEN := $(subst $(comma), ,$(ONLY))
 

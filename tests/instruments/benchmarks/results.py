@@ -120,6 +120,9 @@ TITLES: Final = {
     "postgres-atomic-append-vs-jdbc-tuned": "PostgreSQL, against JDBC, tuned",
     "postgres-upsert-existing-vs-executemany": "PostgreSQL, updates, against executemany",
     "postgres-upsert-new-vs-executemany": "PostgreSQL, inserts, against executemany",
+    "public-http-logs": "Access logs, against parallel_bulk",
+    "public-kafka-100-bytes": "100-byte messages, against Spark's sink",
+    "public-pgbench-accounts": "pgbench_accounts, against JDBC, tuned",
 }
 """What a reader calls each ratio."""
 _TICKS: Final = (0.25, 0.5, 1, 2, 4)
