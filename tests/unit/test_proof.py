@@ -52,12 +52,15 @@ def test_runs_add_up_and_an_anomaly_stays_on_the_page(tmp_path: Path) -> None:
     assert "1,500 plans, 150 struck" in drawn
     assert "1 anomalies, 1 open" in drawn
     assert "faults: 1 open" in drawn
+    badges = ET.parse(folder / "badges.svg").getroot()  # noqa: S314 - our own
+    assert badges.attrib["aria-label"] == "anomalies open: 1, simulated plans: 1,500"
 
 
 def test_the_page_is_what_the_records_say() -> None:
     assert RECORDS.with_suffix(".md").read_text() == page.text(kept(RECORDS))
     assert RECORDS.with_suffix(".svg").read_text() == page.picture(page.sums(kept(RECORDS)))
     assert (RECORDS / "anomalies.txt").read_text() == page.raw(kept(RECORDS))
+    assert (RECORDS / "badges.svg").read_text() == page.badges(page.sums(kept(RECORDS)))
 
 
 def test_each_finding_explains_anomalies_of_a_record_and_names_tests_that_exist() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink_devkit.svg import WIDTH, Svg
+from epochsink_devkit.svg import WIDTH, Svg, letters
 from proof.findings import CLASSES, FINDINGS, UNEXPLAINED, finding_of
 from proof.record import kept
 
@@ -127,7 +127,32 @@ def write_page(folder: Path) -> Path:
     page.write_text(text(records))
     folder.with_suffix(".svg").write_text(picture(sums(records)))
     (folder / "anomalies.txt").write_text(raw(records))
+    (folder / "badges.svg").write_text(badges(sums(records)))
     return page
+
+
+def badges(found: Mapping[str, Sum]) -> str:
+    """Draw what the records add up to as a row of badges; the first one is red if something is open."""
+    still_open = sum(len(one.open) for one in found.values())
+    shown = [("anomalies open", f"{still_open}", "red" if still_open else "green")]
+    for kind, label in (
+        ("simulation", "simulated plans"),
+        ("request faults", "request faults"),
+        ("soak", "soak faults"),
+    ):
+        if kind in found:
+            shown.append((label, f"{found[kind].figures[KINDS[kind].tried]:,}", "blue"))
+    svg = Svg()
+    left = 0.0
+    for label, value, colour in shown:
+        middle = left + letters(label) + 12
+        right = middle + letters(value) + 12
+        svg.box(left, 0, middle - left, 24, class_="grey part")
+        svg.box(middle, 0, right - middle, 24, class_=f"{colour} part")
+        svg.text(left + 6, 17, label)
+        svg.text(middle + 6, 17, value)
+        left = right + 10
+    return svg.document(24, ", ".join(f"{label}: {value}" for label, value, _ in shown))
 
 
 def raw(records: Iterable[Mapping[str, Any]]) -> str:
