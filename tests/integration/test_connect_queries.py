@@ -98,4 +98,5 @@ def test_what_expressions_depend_on_is_told_by_spark(came: dict[str, Any]) -> No
     found = came["tells_expressions"]
     assert found["changeable"] == ["rand()", "concat(word, uuid())"]
     assert found["loose"] == [[], ["id"], []]
+    assert found["times"] == [[], ["word"], ["'to' || 'day'"]]
     assert found["parallelism"] == 2

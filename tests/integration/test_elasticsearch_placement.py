@@ -433,13 +433,15 @@ def test_spark_renders_the_name_and_it_follows_from_the_key(
     index_by = f"concat('{months.prefix}-', {month})"
 
     def planned(**changed: Any) -> tuple[Elasticsearch, list[pa.RecordBatch]]:
-        sink = Elasticsearch(**{**options, **changed}, index_by=index_by)
+        sink = Elasticsearch(**{**options, "index_by": index_by, **changed})
         schemas = row_schemas(frame, {"search": sink})
         refuse_bad_plan(frame, {"search": sink}, schemas)
         return sink, one_pass({"search": sink}, schemas).apply(frame).toArrow().to_batches()
 
     with pytest.raises(ConfigurationError, match="depends on placed_at, and the key does not"):
         planned()
+    with pytest.raises(ConfigurationError, match=r"has 'to' \|\| 'day', and it is not known"):
+        planned(index_by="date_format(CAST('to' || 'day' AS DATE), 'yyyy.MM')")
     sink, batches = planned(key=["id", month])
     with closing(Rig.joining(sink)) as rig:
         rig.apply(0, batches)

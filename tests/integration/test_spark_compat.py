@@ -20,7 +20,7 @@ from epochsink.spark.connect.engine import CONNECT
 from epochsink.spark.engine import WriterSettings
 from epochsink.spark.engines import engine_of
 from epochsink.spark.error_translation import INTERRUPTED
-from epochsink.spark.placement import loose_columns
+from epochsink.spark.placement import loose_columns, texts_as_times
 from epochsink.spark.query_plan import arrow_schema
 
 if TYPE_CHECKING:
@@ -137,6 +137,71 @@ def test_the_columns_on_which_an_expression_depends_besides_the_key(
 ) -> None:
     frame = spark.sql("SELECT 1L AS id, 'n' AS name, DATE'2026-11-01' AS day, named_struct('a', 1, 'b', 2) AS s")
     assert loose_columns(frame, expression, key) == loose
+
+
+TIMED = (
+    "SELECT 1L AS id, 'n' AS name, DATE'2026-11-01' AS day, TIMESTAMP'2026-11-01 00:00:00' AS instant, "
+    "named_struct('a', 'n') AS s"
+)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "concat('orders-', date_format(day, 'yyyy.MM'))",
+        "name || day",
+        "concat(name, day, 'a' || 'b')",
+        "CAST(name AS DATE)",
+        "date_trunc('month', CAST(substr(s.a, 1, 10) AS DATE))",
+        "year(substr(name, 1, 10))",
+        "to_date(name, 'yyyyMMdd')",
+        "date_format(to_timestamp(name || '0', 'yyyyMMddHHmm'), 'HH:mm')",
+        "array_join(transform(split(name, ''), x -> CAST(x AS DATE)), '')",
+        "day > name",
+        "pmod(hash(name, instant), 8)",
+        "CAST(id AS TIMESTAMP)::DATE + INTERVAL '1' DAY",
+        "date_add(day, 1) < DATE '2026-11-01'",
+        "from_json(name, 'a INT').a",
+        "CASE WHEN year(day) > 2020 THEN name ELSE 'x' || name END",
+    ],
+)
+def test_what_becomes_a_time_by_itself_is_settled(spark: SparkSession, expression: str) -> None:
+    assert texts_as_times(spark.sql(TIMED), expression) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "texts"),
+    [
+        ("CAST('to' || 'day' AS DATE)", ["'to' || 'day'"]),
+        ("('to' || 'day')::date", ["('to' || 'day')"]),
+        ("to_date(concat('to', 'day'))", ["concat('to', 'day')"]),
+        ("CAST(CAST(concat('no', 'w') AS STRING) AS TIMESTAMP_NTZ)", ["CAST(concat('no', 'w') AS STRING)"]),
+        ("year(repeat('today', 1))", ["repeat('today', 1)"]),
+        ("day < 'to' || 'day'", ["'to' || 'day'"]),
+        ("nvl(day, lower('TODAY'))", ["lower('TODAY')"]),
+        ("name = 'x' AND CAST(name AS TIMESTAMP) > instant", ["name"]),
+        ("date_format(`name`, 'yyyy')", ["`name`"]),
+        ("date_trunc('day', s.a)", ["s.a"]),
+        ("if(id > 1, instant, name)", ["name"]),
+        ("instant = name", ["name"]),
+        ("to_timestamp(name)", ["name"]),
+        ("CAST('12:30' AS TIMESTAMP)", ["'12:30'"]),
+        ("hour('T12')", ["'T12'"]),
+        ("CAST(array(name) AS ARRAY<TIMESTAMP>)", ["array(name)"]),
+        ("transform(split(name, ''), x -> CAST(x AS TIMESTAMP))", ["x"]),
+        ("from_json(name, 'a TIMESTAMP').a", ["name"]),
+        ("from_csv('12:30', 'a timestamp')", ["'12:30'"]),
+        ("CAST(parse_json(name) AS TIMESTAMP)", ["parse_json(name)"]),
+    ],
+)
+def test_a_text_that_may_become_a_time_of_the_clock_is_not(
+    spark: SparkSession, expression: str, texts: list[str]
+) -> None:
+    """Spark folds a text without a column, and takes a time alone for one of today: the value changes every day."""
+    frame = spark.sql(TIMED)
+    # Spark accepts it
+    assert frame.select(F.expr(expression)).columns
+    assert texts_as_times(frame, expression) == texts
 
 
 def test_which_expressions_may_change(stream: Stream) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from streams import Stream, raising_after
 
 from epochsink.spark.engines import engine_of
-from epochsink.spark.placement import loose_columns
+from epochsink.spark.placement import loose_columns, texts_as_times
 from epochsink_devkit.demo.connect_server import connect, start_server
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def tells_expressions(stream: Stream) -> Any:
     return {
         "changeable": engine.changeable(frame, ["id + 1", "rand()", "concat(word, uuid())", "current_date()"]),
         "loose": [loose_columns(frame, expression, key) for expression, key in cases],
+        "times": [texts_as_times(frame, each) for each in ("CAST(word AS DATE)", "hour(word)", "year('to' || 'day')")],
         "parallelism": engine.parallelism(stream.spark),
     }
 

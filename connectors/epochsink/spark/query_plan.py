@@ -16,7 +16,7 @@ from epochsink.errors import ConfigurationError
 from epochsink.sink import Sink
 from epochsink.sink.sql import operand, quoted
 from epochsink.spark.engines import engine_of
-from epochsink.spark.placement import loose_columns, unsettled
+from epochsink.spark.placement import loose_columns, texts_as_times, unsettled
 from epochsink.spark.write_task import is_one_for_all
 
 if TYPE_CHECKING:
@@ -144,13 +144,14 @@ def refuse_loose_placement(frame: DataFrame, sinks: Mapping[str, Sink], schemas:
     for name, sink in sinks.items():
         placed_by, key = sink.placement(schemas[name])
         for argument, expression in placed_by.items():
-            if words := unsettled(expression, frame.columns):
+            if words := unsettled(expression, frame.columns) or texts_as_times(frame, expression):
                 raise ConfigurationError(
                     f"sink '{name}': {argument}={expression!r} has {', '.join(words)}, and it is not known whether "
                     "that has the same value each time: rows of one key could be stored in different places, and its "
                     "document would exist twice",
-                    hint="use columns, and Spark's own functions of them; compute anything else in a column of the "
-                    "stream, and make that column a part of key=",
+                    hint="use columns, and Spark's own functions of them; give to_date and to_timestamp a format, "
+                    "without which some texts mean the present day; compute anything else in a column of the stream, "
+                    "and make that column a part of key=",
                 )
             if loose := loose_columns(frame, expression, key):
                 raise ConfigurationError(

@@ -171,10 +171,24 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "spark/placement.py",
-        "and not _OF_THE_MOMENT.fullmatch(value)",
+        "and not _OF_THE_MOMENT.fullmatch(each.value)",
         "",
         PLACEMENT,
         "a document of one key in two indices: the constant was read from the clock",
+    ),
+    Mutant(
+        "spark/query_plan.py",
+        " or texts_as_times(frame, expression)",
+        "",
+        "tests/integration/test_elasticsearch_placement.py -k follows_from_the_key",
+        "a document of one key in two indices: the text that Spark has computed is a day of the clock",
+    ),
+    Mutant(
+        "spark/placement.py",
+        'loose and ("timestamp" in times or not any(',
+        "loose and (not any(",
+        "tests/integration/test_spark_compat.py -k of_the_clock",
+        "a document of one key in two indices: a text column has a time alone, which is today's",
     ),
     # ---- SQL in any session
     Mutant(
