@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from folder_sink import FolderSink
 from pyspark.errors import StreamingQueryException
 
-from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected
+from epochsink.errors import CheckFailed, OutcomeUnknown, PrepareFailed, RowsRejected
+from epochsink.protocol import failed_start
 from epochsink.protocol.storage import LocalStorage
 from epochsink.spark import epoch_attempts
 from epochsink.spark.query_handle import ExactlyOnceQuery
@@ -38,6 +40,49 @@ def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None
     ]
     assert len(traceback.format_exception(failed.value)) < 15
     assert failed.value.__cause__ is failed.value.__context__ is None
+
+
+def test_a_start_that_fails_before_it_takes_the_ledger_is_noted_until_one_succeeds(stream: Stream) -> None:
+    """For who looks later: `epochsink status` reads it. The first start of all has nobody but its own user."""
+    files = LocalStorage(stream.checkpoint)
+    unfit = FolderSink(stream.sink.folder, findings=["the disk is full"])
+    stream.put(range(3))
+    with pytest.raises(CheckFailed):
+        stream.run(stream.exactly_once({"folder": unfit}))
+    assert not stream.checkpoint.exists()
+    stream.run()
+    takes = len(stream.ledger())
+    with pytest.raises(CheckFailed):
+        stream.run(stream.exactly_once({"folder": unfit}))
+    noted = failed_start.newest(files)
+    assert noted is not None
+    assert noted.failure.startswith("CheckFailed: 1 check(s) failed before any row moved:")
+    assert "sink 'folder': the disk is full" in noted.failure
+    assert len(stream.ledger()) == takes
+    stream.put(range(3, 6))
+    stream.run()
+    assert failed_start.newest(files) is None
+    assert stream.sink.values() == list(range(6))
+    # what the ledger has is not noted beside it
+    stream.sink.faults.arm("unreachable", TRIES)
+    with pytest.raises(OutcomeUnknown):
+        stream.run()
+    stream.sink.faults.disarm("unreachable")
+    assert stream.ledger()[-1]["entry"] == "stopped"
+    assert failed_start.newest(files) is None
+
+
+@pytest.mark.classic("of what a first batch by hand finds")
+def test_a_start_by_hand_that_fails_before_it_takes_the_ledger_is_noted_too(stream: Stream) -> None:
+    stream.put(range(3))
+    stream.run()
+    stream.put(range(3, 6))
+    once = stream.exactly_once({"folder": FolderSink(stream.sink.folder, findings=["the disk is full"])})
+    with pytest.raises(StreamingQueryException, match="the disk is full"):
+        stream.by_hand(once).awaitTermination()
+    noted = failed_start.newest(LocalStorage(stream.checkpoint))
+    assert noted is not None
+    assert noted.kind == "CheckFailed"
 
 
 @pytest.mark.classic("looks at the object, of which the server has a copy")

@@ -28,7 +28,8 @@ from typer.testing import CliRunner
 
 from epochsink.cli.app import app
 from epochsink.cli.driver_process import has_ended
-from epochsink.errors import ConfigurationError, Fenced, RowsRejected, WentBack
+from epochsink.errors import CheckFailed, ConfigurationError, Fenced, RowsRejected, WentBack
+from epochsink.protocol import failed_start
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Abandoned, Stamp
 from epochsink.protocol.storage import LocalStorage
@@ -183,6 +184,49 @@ def test_a_report_draws_the_newest_epochs(kit: CheckpointKit, run: Callable[...,
     page = output.read_text()
     assert "epochs 0 to 1 in time" in page
     assert "epoch 2 is recorded and not decided" in page
+
+
+def test_a_start_that_failed_before_it_took_the_ledger_is_shown_until_one_succeeds(
+    kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    """A query may run meanwhile: it is not said to have stopped, and once it has done an epoch, nobody need look."""
+    kit.run(0, both(1, 2))
+    files = LocalStorage(kit.root)
+    for text in ("older", "the table lacks a column"):
+        failed_start.note(files, CheckFailed(f"sink 'table': {text}", hint="add the column"), "app-7")
+    (noted,) = (kit.root / failed_start.FOLDER).iterdir()
+    result = run("status")
+    assert result.exit_code == 3
+    assert re.match(r"a START FAILED \d+ s ago with CheckFailed; see below; up to date: ", result.output)
+    assert "failed start CheckFailed: sink 'table': the table lacks a column (" in said(result)
+    assert "add the column a query that another process has started is not affected" in said(result)
+    found = json.loads(run("status", "--json").output)
+    assert found["failed_start"]["failure"] == "CheckFailed: sink 'table': the table lacks a column"
+    assert (found["failed_start"]["hint"], found["failed_start"]["stamp"]["application"]) == ("add the column", "app-7")
+    assert (found["stopped"], found["needs_person"]) == (None, True)
+    assert run("report", "--output", str(tmp_path / "page.html")).exit_code == 0
+    assert "the table lacks a column" in (tmp_path / "page.html").read_text()
+    examined = json.loads(CliRunner().invoke(app, ["doctor", f"{MODULE}:sink", "--json"]).output)
+    (query,) = (line for line in examined["lines"] if line["what"] == "query")
+    assert (query["state"], query["found"].partition(" ago")[0][:14]) == ("attention", "a START FAILED")
+    kit.run(1, both(3))
+    result = run("status")
+    assert (result.exit_code, result.output.partition(":")[0]) == (0, "up to date")
+    assert "the table lacks a column" in said(result)
+    noted.unlink()
+    assert "the table lacks a column" not in said(run("status"))
+
+
+def test_a_failed_start_that_needs_no_note_leaves_none(tmp_path: Path) -> None:
+    """Of a folder in which no query has run, and of a start that another one has overtaken."""
+    files = LocalStorage(tmp_path)
+    failed_start.note(files, CheckFailed("no table", hint="make it"), "")
+    (tmp_path / "metadata").write_text('{"id": "7"}')
+    failed_start.note(files, Fenced("another driver has taken over", hint="run one"), "")
+    assert [each.name for each in tmp_path.iterdir()] == ["metadata"]
+    (tmp_path / failed_start.FOLDER).mkdir(parents=True)
+    (tmp_path / failed_start.FOLDER / "7-torn").touch()
+    assert failed_start.newest(files) is None
 
 
 def test_status_prints_a_table(kit: CheckpointKit, run: Callable[..., Result]) -> None:

@@ -22,6 +22,7 @@ from epochsink.cli.driver_process import has_ended
 from epochsink.cli.orphans import lines_of
 from epochsink.cli.targets import Disagreement, InTarget, look_in_targets
 from epochsink.errors import Addresses, LedgerCorrupt, WentBack, epochs
+from epochsink.protocol import failed_start
 from epochsink.protocol.consistency import decided_without_us, ledger_is_older, ledger_lost_prepared
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_damage import Damage, survey
@@ -82,8 +83,9 @@ class Status:
 
     ``headline`` says whether data is late and since when; ``late_seconds`` is the time since the record of the oldest
     epoch that is decided and not visible, 0 if there is none; ``open_seconds`` the time since Spark began the oldest
-    epoch that is not visible. ``stopped`` is the last failure of a query, ``targets``
-    what the targets say themselves, if they were asked. ``retained`` is what `epochsink repair` can apply again.
+    epoch that is not visible. ``stopped`` is the last failure of a query, ``failed_start`` that of a start since the
+    last one that succeeded, ``targets`` what the targets say themselves, if they were asked. ``retained`` is what
+    `epochsink repair` can apply again.
     ``needs_person``: no query runs on without an operator or a scheduler, or the next start will stop.
     """
 
@@ -108,6 +110,7 @@ class Status:
     targets: Sequence[InTarget] = ()
     retained: Kept = NOTHING_KEPT
     needs_person: bool = False
+    failed_start: Stopped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class _Facts:
     epochs: Sequence[EpochStatus]
     newest_decided: int
     targets: Sequence[InTarget]
+    failed_start: Stopped | None
     typed: Sequence[str]
     """The options that opened the place: the commands of the advice repeat them."""
 
@@ -159,7 +163,8 @@ def read_status(place: QueryCheckpoint, sinks: Mapping[str, Sink] = NO_SINKS, ty
     ]
     owner = history.owner
     targets = [] if damage else look_in_targets(place, sinks, _addresses(place, typed))
-    facts = _Facts(place, history, sorted(known, key=lambda each: each.epoch), newest_decided, targets, typed)
+    start = failed_start.newest(place.files)
+    facts = _Facts(place, history, sorted(known, key=lambda each: each.epoch), newest_decided, targets, start, typed)
     late = max((each.age_seconds or 0.0 for each in known if each.state is EpochState.DECIDED), default=0.0)
     late = max(late, 0.0 if damage else _age_of_missing(facts))
     under_way, open_seconds = (None, 0.0) if damage else _oldest_open(facts)
@@ -185,7 +190,15 @@ def read_status(place: QueryCheckpoint, sinks: Mapping[str, Sink] = NO_SINKS, ty
         targets=targets,
         retained=retention.kept(),
         needs_person=not damage and history.abandoned is None and _stops(facts),
+        failed_start=start,
     )
+
+
+def _holds_up(facts: _Facts) -> bool:
+    """Return whether a start has failed, and no query is known to have run since."""
+    failed = facts.failed_start
+    done = max((receipt.done_at for receipt in facts.history.receipts.values()), default=0.0)
+    return failed is not None and failed.stamp is not None and done < failed.stamp.at
 
 
 def _addresses(place: QueryCheckpoint, typed: Sequence[str]) -> Addresses:
@@ -194,8 +207,10 @@ def _addresses(place: QueryCheckpoint, typed: Sequence[str]) -> Addresses:
 
 
 def _stops(facts: _Facts) -> bool:
-    """Return whether no query runs on by itself: it has stopped with a failure, or the next start will."""
-    return bool(facts.history.failing or (facts.history.owner and facts.missing) or facts.disagreements)
+    """Return whether no query runs on by itself: it has stopped or a start has failed, or the next start will."""
+    return bool(
+        facts.history.failing or _holds_up(facts) or (facts.history.owner and facts.missing) or facts.disagreements
+    )
 
 
 def _age_of_missing(facts: _Facts) -> float:
@@ -224,6 +239,8 @@ def show(status: Status, epochs: int, console: Console) -> None:
         facts.append(("retained", f"{decimal(kept.size)}, {kept.epochs} epoch(s), {reach}"))
     if status.stopped is not None:
         facts.append(("last failure", f"{status.stopped.failure} ({status.stopped.stamp})"))
+    if status.failed_start is not None:
+        facts.append(("failed start", f"{status.failed_start.failure} ({status.failed_start.stamp})"))
     # a terminal's width breaks no line: paths and commands are pasted
     console.print(status.headline, style="bold", markup=False, highlight=False, soft_wrap=True)
     for name, value in facts:
@@ -301,10 +318,10 @@ def _headline(facts: _Facts, late: float, damage: Sequence[str]) -> str:
     if damage:
         return "ATTENTION: the ledger is damaged, and no query starts on it; see below"
     if history.owner is None:
-        return "no ledger yet"
+        return f"{_start(facts)}no ledger yet"
     if history.abandoned is not None:
         return "abandoned: no query runs here any more"
-    return _contradiction(facts) or _stop(facts, late) or _lateness(facts, late)
+    return _contradiction(facts) or _stop(facts, late) or _start(facts) + _lateness(facts, late)
 
 
 def _contradiction(facts: _Facts) -> str:
@@ -328,6 +345,14 @@ def _stop(facts: _Facts, late: float) -> str:
     headline = f"STOPPED{since} with {stopped.kind}, and no query has started since; see below"
     # what it would say of the targets is what the failure denies
     return headline if stopped.kind == WentBack.__name__ else f"{headline}; {_lateness(facts, late)}"
+
+
+def _start(facts: _Facts) -> str:
+    """Return that a start has failed, to be followed by what else there is; "" if none has."""
+    failed = facts.failed_start
+    if failed is None or failed.stamp is None or not _holds_up(facts):
+        return ""
+    return f"a START FAILED {_span(max(0.0, time.time() - failed.stamp.at))} ago with {failed.kind}; see below; "
 
 
 def _lateness(facts: _Facts, late: float) -> str:
@@ -378,11 +403,12 @@ def _advice(facts: _Facts) -> list[str]:
     """Return what the state means and what to do, a sentence each; a command has a line of its own."""
     history = facts.history
     if history.owner is None:
-        return ["no ledger: epochsink has not run on this checkpoint, or the folder epochsink/ is lost"]
+        lacks = "no ledger: epochsink has not run on this checkpoint, or the folder epochsink/ is lost"
+        return [lacks, *_advice_on_start(facts)]
     if history.abandoned is not None:
         closed = f"abandoned ({history.abandoned.stamp}): the ledger is closed, no query starts here"
         return [f"{closed}; {successor(history)}"]
-    advice = _advice_on_failure(facts)
+    advice = [*_advice_on_failure(facts), *_advice_on_start(facts)]
     if facts.missing:
         return [*advice, *_advice_on_missing(facts)]
     for each in facts.disagreements:
@@ -422,6 +448,18 @@ def _advice_on_failure(facts: _Facts) -> list[str]:
         return []
     hint = _addresses(facts.place, facts.typed).complete(stopped.hint)
     return [f"the query stopped: {stopped.failure}", *_lines_of(hint)]
+
+
+def _advice_on_start(facts: _Facts) -> list[str]:
+    failed = facts.failed_start
+    if failed is None:
+        return []
+    hint = _addresses(facts.place, facts.typed).complete(failed.hint)
+    return [
+        f"a start failed before it took the ledger ({failed.stamp}): {failed.failure}",
+        *_lines_of(hint),
+        "  a query that another process has started is not affected; the next start that succeeds removes this note",
+    ]
 
 
 def _advice_on_missing(facts: _Facts) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -14,6 +15,7 @@ from pyspark.sql import is_remote
 
 from epochsink import __version__, arguments
 from epochsink.errors import Addresses, ConfigurationError, EpochsinkError, UnsupportedQuery
+from epochsink.protocol import failed_start
 from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.protocol.commit_thread import refuse_to_wait
 from epochsink.protocol.joining import REWRITE
@@ -146,9 +148,10 @@ class ExactlyOnce:
             self._writers.add(writer)
             self._query = server.start(self, writer, frame)
             return cast("ExactlyOnceQuery", self._query)
-        opened = self._check(frame)
-        # before the query starts: its first batch may be an hour away, and readers wait for what is decided
-        self._recover(frame.sparkSession, opened)
+        with self._noting_failure(frame.sparkSession):
+            opened = self._check(frame)
+            # before the query starts: its first batch may be an hour away, and readers wait for what is decided
+            self._recover(frame.sparkSession, opened)
         self._writers.add(writer)
         query = engine.start(writer, self, self.checkpoint)
         try:
@@ -220,8 +223,10 @@ class ExactlyOnce:
         with self._failed.told_to_spark(epoch if own is None else own, execution):
             self._refuse_second_object(execution, epoch)
             _refuse_other_number(execution, epoch, own)
-            opened = None if self._checked else self._check(frame)
-            self._adopt(session, execution, opened).foreach_batch(frame, epoch)
+            with self._noting_failure(session, execution.is_active):
+                opened = None if self._checked else self._check(frame)
+                run = self._adopt(session, execution, opened)
+            run.foreach_batch(frame, epoch)
 
     def await_committed(self) -> None:
         """Wait until the query's commit thread has ended. Raises what stopped it, or what made the newest epoch fail.
@@ -328,6 +333,23 @@ class ExactlyOnce:
     def _note_failure(self, failure: BaseException) -> None:
         if self._run is not None:
             self._run.note_failure(failure)
+
+    @contextmanager
+    def _noting_failure(self, session: SparkSession, goes_on: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Keep why a start fails, for `epochsink status`: the ledger has it only if the start has taken it.
+
+        If the query does not go on, its own stop() may be the reason.
+        """
+        try:
+            yield
+        except (EpochsinkError, OSError) as failure:
+            # best effort: the store may be the reason
+            with suppress(Exception):
+                if goes_on():
+                    engine = engine_of(session)
+                    opened = engine.open_checkpoint(session, self.checkpoint, self.storage_options, self.spool)
+                    failed_start.note(opened.files, failure, engine.application(session))
+            raise
 
     def _open(self, session: SparkSession) -> OpenCheckpoint:
         opened = engine_of(session).open_checkpoint(session, self.checkpoint, self.storage_options, self.spool)

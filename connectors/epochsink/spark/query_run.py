@@ -7,10 +7,12 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from epochsink.errors import Addresses, ConfigurationError, EpochsinkError
+from epochsink.protocol import failed_start
 from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
@@ -139,6 +141,9 @@ class Run:
                 # its causes may quote rows
                 raise failure.fresh() from None
             raise
+        if starts:
+            with suppress(OSError):
+                failed_start.forget(files)
 
     @property
     def execution(self) -> Execution | None:

@@ -46,5 +46,7 @@ def page_of(status: Status) -> str:
     ]
     if status.stopped is not None:
         sections.append(("The last failure", f"<p>{escape(status.stopped.failure)} ({status.stopped.stamp})</p>"))
+    if (failed := status.failed_start) is not None:
+        sections.append(("A failed start", f"<p>{escape(failed.failure)} ({failed.stamp})</p>"))
     sections.append(("Each epoch", page.epochs_table(done)))
     return page.document(f"epochsink: {status.checkpoint}", status.headline, sections)

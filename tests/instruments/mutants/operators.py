@@ -50,10 +50,31 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "cli/status.py",
-        "facts.history.failing or (facts.history.owner and facts.missing) or facts.disagreements",
-        "facts.history.failing or facts.disagreements",
+        "or (facts.history.owner and facts.missing) or facts.disagreements",
+        "or facts.disagreements",
         CLI + " -k older_copy",
         "epochs that Spark has decided and no sink has, and a scheduler's check that passes",
+    ),
+    Mutant(
+        "cli/status.py",
+        "failed.stamp is not None and done < failed.stamp.at\n",
+        "failed.stamp is not None\n",
+        CLI + " -k failed_before_it_took",
+        "an alarm about a query that runs, because somebody's start of it once failed",
+    ),
+    Mutant(
+        "spark/query_run.py",
+        "                failed_start.forget(files)\n",
+        "                pass\n",
+        "tests/integration/test_spark_failures.py -k noted_until_one_succeeds",
+        "an alarm for ever, because a start failed that was mended",
+    ),
+    Mutant(
+        "spark/exactly_once.py",
+        "                    failed_start.note(opened.files, failure, engine.application(session))\n",
+        "                    pass\n",
+        "tests/integration/test_spark_failures.py -k noted",
+        "a start that fails each night, of which status says that all is well",
     ),
     Mutant(
         "cli/accept.py",

@@ -9,13 +9,15 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 
-from epochsink.errors import ConfigurationError, UnsupportedQuery
+from epochsink.errors import ConfigurationError, EpochsinkError, UnsupportedQuery
+from epochsink.protocol import failed_start
 from epochsink.protocol.store_failure import remedy
 from epochsink.sink import Sink, comparing
 from epochsink.spark.argument_checks import refuse_unfit
@@ -72,9 +74,15 @@ class ConnectServer:
                 "with async progress tracking an epoch may have other offsets when it runs again",
                 hint="remove the option asyncProgressTrackingEnabled",
             )
-        self.check(pipeline, frame)
-        recovery = self._recovery(pipeline)
-        before = self._recover(recovery)
+        try:
+            self.check(pipeline, frame)
+            recovery = self._recovery(pipeline)
+            before = self._recover(recovery)
+        except EpochsinkError as failure:
+            # best effort: the store may be the reason
+            with suppress(Exception):
+                in_task(self._session, partial(_noted, self._recovery(pipeline), failure))
+            raise
         session: Any = self._session
         try:
             batch = Started(pipeline, session.session_id, recovery.start)
@@ -115,6 +123,11 @@ class ServerCommits:
         settle = partial(self._recovery.settle, self._query_id, self._before, seconds, ended=ended)
         standing = Standing.from_json(in_task(self._session, settle))
         return standing.pending, standing.stopped if standing.stopped != self._before.stopped else ""
+
+
+def _noted(recovery: RecoveryContext, failure: EpochsinkError) -> str:
+    failed_start.note(recovery.place.open().files, failure, recovery.settings.application)
+    return ""
 
 
 def _fit(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> str:
