@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from kafka.protocol.producer import AddOffsetsToTxnRequest
 from kafka_kit import (
     NO_ROWS,
     await_visible,
@@ -19,11 +20,14 @@ from kafka_kit import (
     read_all,
     rows,
     task,
+    vote,
 )
 
 from epochsink.errors import WentBack
+from epochsink.identity import marker_group
 from epochsink.kafka import Kafka
-from epochsink.sink import COMMITTED, LastDone
+from epochsink.kafka.cluster import _TRANSACTION
+from epochsink.sink import COMMITTED, LastDone, identity_key
 from epochsink_devkit.services import LocalKafka
 
 if TYPE_CHECKING:
@@ -67,6 +71,33 @@ def test_a_cluster_that_is_set_back_between_check_and_commit_is_noticed_before_t
             committer.verify_applied(done, pending)
             await_visible(committer, second, [parts[1]], done)
         assert read_all(broker.bootstrap_servers, topic, 2) == ["0", "1"]
+
+
+@pytest.mark.parametrize("kafka", [0], indirect=True)
+def test_a_marker_s_request_that_comes_after_the_commit_stops_no_start(kafka: KafkaService, topic_sink: Kafka) -> None:
+    """Brokers below transaction.version 2 open the transaction again; a sweep aborts it, and the marker stays."""
+    who, first = identity(), epoch(0)
+    part = prepare(topic_sink, task(who, first), rows("a"))
+    done = LastDone(0, first.attempt, (part,))
+    with committing(topic_sink, who) as committer:
+        [part] = vote(committer, first, part)
+        assert commit(committer, first, part) == COMMITTED
+        late = AddOffsetsToTxnRequest(
+            transactional_id=part["transactional_id"],
+            producer_id=part["producer_id"],
+            producer_epoch=part["producer_epoch"],
+            group_id=marker_group(identity_key(who), 0, 0),
+            max_version=3,
+        )
+        cluster: Any = committer.participant._cluster
+        [answer] = cluster.ask_coordinators(_TRANSACTION, [part["transactional_id"]], lambda _: late)
+        assert answer.error_code == 0
+        assert committer.leftovers() == [part["transactional_id"]]
+        committer.verify_applied(done, None)
+        assert len(committer.abort_orphans([], [part])) == 1
+        committer.verify_applied(done, None)
+        assert committer.leftovers() == []
+    assert read_all(kafka.bootstrap_servers, topic_sink.topic or "", 1) == ["a"]
 
 
 def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(

@@ -33,6 +33,7 @@ class Coordinator:
         self.open_now = {each.transactional_id: each for each in open_now}
         self.fence = fence
         self.aborted: list[Transaction] = []
+        self.partitions: Sequence[tuple[str, int]] = ()
 
     def initialise(self, name: str, deadline: float) -> Producer:
         del name, deadline
@@ -48,7 +49,7 @@ class Coordinator:
     def describe(self, ids: Iterable[str], deadline: float) -> dict[str, Description]:
         del deadline
         return {
-            name: Description(TransactionState.ONGOING, *self.open_now[name].producer)
+            name: Description(TransactionState.ONGOING, *self.open_now[name].producer, partitions=self.partitions)
             if name in self.open_now
             else Description(TransactionState.EMPTY, *self.fence)
             for name in ids
@@ -75,7 +76,7 @@ def end_all(sweeping: TransactionSweep, keep: list[Any], done: list[Any]) -> lis
 
 def part(transaction: Transaction) -> Any:
     return KafkaCommittable(
-        transaction=transaction, partition=0, task="b" * 32, rows=1, prepared_at=0, topics={}
+        transaction=transaction, partition=0, task="b" * 32, rows=1, prepared_at=0, topics={"orders": "1" * 32}
     ).to_json()
 
 
@@ -107,9 +108,23 @@ def test_a_driver_that_has_lost_the_fence_aborts_nothing() -> None:
     assert coordinator.aborted == []
 
 
-def test_an_open_transaction_of_a_done_epoch_is_left_open() -> None:
+MARKERS: Final = ("__consumer_offsets", 7)
+
+
+@pytest.mark.parametrize("partitions", [[], [("orders", 0)], [MARKERS, ("orders", 0)]])
+def test_an_open_transaction_of_a_done_epoch_is_left_open(partitions: list[tuple[str, int]]) -> None:
     """The cluster has lost its commit: an abort would take away the only copy of its rows."""
     coordinator = Coordinator(opened(0))
+    coordinator.partitions = partitions
     with pytest.raises(WentBack, match="the target has lost the commit"):
         end_all(sweep(coordinator), [], [part(opened(0))])
     assert coordinator.aborted == []
+
+
+def test_a_transaction_of_a_done_epoch_that_a_late_request_has_opened_again_is_aborted() -> None:
+    """It has the marker's partition only: a coordinator that has lost the commit lists those of the rows too."""
+    coordinator = Coordinator(opened(0))
+    coordinator.partitions = [MARKERS]
+    assert end_all(sweep(coordinator), [part(opened(0))], []) == []
+    assert len(end_all(sweep(coordinator), [], [part(opened(0))])) == 1
+    assert coordinator.aborted == [opened(0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from epochsink.identity import TransactionalId
@@ -11,7 +11,7 @@ from epochsink.kafka.commit import unseen
 from epochsink.kafka.committable import KafkaCommittable, Producer, Transaction
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.fence import Fence
-from epochsink.kafka.server import KafkaServer, Partition, TransactionState
+from epochsink.kafka.server import Description, KafkaServer, Partition, TransactionState
 from epochsink.kafka.transactions import ENDING, Transactions
 from epochsink.kafka.witness import Witness
 from epochsink.sink import Epoch, Identity, Recorded, Remnant, identity_key, orphans
@@ -61,7 +61,7 @@ class TransactionSweep:
                 if self._cluster.clock.monotonic() >= deadline:
                     names = ", ".join(each.name for each in left)
                     raise unseen(epoch, self._cluster, f"transactions before its rows do not end: {names}")
-                ongoing = [each for each in left if blocking[_transaction(each)] is TransactionState.ONGOING]
+                ongoing = [each for each in left if blocking[_transaction(each)].state is TransactionState.ONGOING]
                 lines += self._abort(ongoing, deadline)
                 # wait: the coordinator answers before it writes the ends to the partitions
                 self._cluster.clock.sleep(_LOOK_AGAIN_SECONDS)
@@ -76,17 +76,17 @@ class TransactionSweep:
         self.busy.discard(transaction.transactional_id)
         self._transactions.give_up(transaction)
 
-    def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, TransactionState]:
+    def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, Description]:
         """Return our transactions, open or ending, that hold readers back from the parts' rows; note the others."""
         self._others = producers = self._witness.open_before(parts, deadline)
         if not producers:
             return {}
         ids = {producer_id for producer_id, _ in producers}
         ours = {
-            each: state
-            for each, state in self._unended((TransactionState.ONGOING, *ENDING), deadline).items()
+            each: now
+            for each, now in self._unended((TransactionState.ONGOING, *ENDING), deadline).items()
             # match the producer epoch too, unless it is ending: the id may be used again, for rows after this epoch
-            if each.producer in producers or (state in ENDING and each.producer_id in ids)
+            if each.producer in producers or (now.state in ENDING and each.producer_id in ids)
         }
         self._others = {each: at for each, at in producers.items() if each not in {mine.producer for mine in ours}}
         return ours
@@ -116,8 +116,8 @@ class TransactionSweep:
                 partition,
             )
 
-    def _unended(self, states: Sequence[TransactionState], deadline: float) -> dict[Transaction, TransactionState]:
-        """Return the transactions in these states, with their states; none if this driver may abort none."""
+    def _unended(self, states: Sequence[TransactionState], deadline: float) -> dict[Transaction, Description]:
+        """Return the transactions in these states, described; none if this driver may abort none."""
         names = self._transactions.ids(self._prefix, states, deadline)
         if not names:
             return {}
@@ -126,7 +126,7 @@ class TransactionSweep:
             # another driver has taken the fence: it may have recorded the open transactions, and sweeps itself
             return {}
         return {
-            Transaction(name, now.producer_id, now.producer_epoch): now.state
+            Transaction(name, now.producer_id, now.producer_epoch): now
             for name, now in described.items()
             # `busy` is read after the listing: a replay adds its id before it begins
             if now.state in states and name not in self.busy
@@ -137,13 +137,25 @@ class TransactionSweep:
         return [f"aborted transaction {_named(_transaction(each))}" for each in left]
 
 
-def _remnants(transactions: Iterable[Transaction], recorded: Recorded) -> list[Remnant]:
-    parts = {KafkaCommittable.from_json(part).transaction: part for each in recorded[::-1] for part in each}
+def _remnants(transactions: Mapping[Transaction, Description], recorded: Recorded) -> list[Remnant]:
+    pending, done = ([(KafkaCommittable.from_json(part), part) for part in parts] for parts in recorded)
+    named = {known.transaction: part for known, part in done if not _is_reopened(known, transactions)}
+    named |= {known.transaction: part for known, part in pending}
     return [
-        Remnant("transaction", each.transactional_id, name.generation, of=parts.get(each), handle=each)
+        Remnant("transaction", each.transactional_id, name.generation, of=named.get(each), handle=each)
         for each in transactions
         if (name := TransactionalId.parse(each.transactional_id)) is not None
     ]
+
+
+def _is_reopened(done: KafkaCommittable, transactions: Mapping[Transaction, Description]) -> bool:
+    """Whether a duplicate of the marker's request has come after a part's commit, and opened its transaction again.
+
+    The rows came before the marker. A coordinator that has lost the commit still lists their partitions.
+    """
+    now = transactions.get(done.transaction)
+    topics = {topic for topic, _ in now.partitions} if now is not None else set()
+    return bool(topics and done.topics) and topics.isdisjoint(done.topics)
 
 
 def _transaction(remnant: Remnant) -> Transaction:

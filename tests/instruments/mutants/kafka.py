@@ -24,6 +24,20 @@ WITNESS = "tests/unit/test_kafka_witness.py"
 WITNESS_LIVE = "tests/integration/test_kafka_witness.py"
 
 MUTANTS: list[Mutant] = [
+    Mutant(
+        "kafka/sweep.py",
+        "    return bool(topics and done.topics) and topics.isdisjoint(done.topics)\n",
+        "    return now is not None\n",
+        SWEEP,
+        "the only copy of a done epoch's rows, after a failover that has lost their commit",
+    ),
+    Mutant(
+        "kafka/sweep.py",
+        "    return bool(topics and done.topics) and topics.isdisjoint(done.topics)\n",
+        "    return False\n",
+        SWEEP,
+        "a query that does not start, and blames a failover, because a request came twice",
+    ),
     # ---- dead letters
     Mutant(
         "kafka/committed_records.py",
