@@ -141,6 +141,20 @@ def test_a_topic_gets_a_trial_transaction(kafka: KafkaService, fresh_topic: Fres
     assert "transaction.max.timeout.ms = 900 s" in found["settings"].found
 
 
+def test_brokers_that_are_down_are_one_line(verb: Callable[..., Result]) -> None:
+    """With what to do; no epoch has begun."""
+    source = (
+        "from epochsink import Kafka\nSINKS = {'out': Kafka(bootstrap_servers='127.0.0.1:1', topic='t', timeout=2)}\n"
+    )
+    result = verb(source, "doctor", f"{MODULE}:SINKS", "--json")
+    (down,) = (line for line in json.loads(result.stdout)["lines"] if line["of"] == "sink 'out'")
+    assert (result.exit_code, down["state"]) == (1, "wrong")
+    assert "127.0.0.1:1" in down["found"]
+    assert "Connection refused" in down["found"]
+    assert "check that every executor can reach bootstrap_servers" in down["found"]
+    assert "epoch" not in (down["found"] + down["hint"]).replace("epochsink", "")
+
+
 def test_an_index_gets_a_trial_write(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> None:
     index = fresh_index()
     sink = Elasticsearch(elasticsearch.url, index=index, create=True)

@@ -307,6 +307,26 @@ def test_a_letter_that_is_refused_again_keeps_its_row(pg_driver: MakeDriver, pg_
     assert (letter.code, letter.row) == ("22021", {"id": -1, "note": "z\\x00"})
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_nul_beside_what_a_row_is_first_refused_for_stays_in_its_letter(
+    mode: dict[str, Any], pg_driver: MakeDriver, pg_schema: str, pg_truth: Truth
+) -> None:
+    """The first reason may be mended. Then the NUL is the reason, and is not lost on the way."""
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (short varchar(3), note text)")
+    batch = pa.record_batch({"short": ["ok", "too long"], "note": ["a", "z\x00"]})
+    driver = pg_driver(table, batch, **ASIDE, **mode)
+    assert apply(driver, 0, batch) == 1
+    assert read(driver)[0].code == "22001"
+    pg_truth.execute(f"ALTER TABLE {table} ALTER short TYPE text")
+    assert letters_of(driver).retry(ALL).kept == 1
+    (letter,) = read(driver)
+    assert (letter.code, letter.row) == ("22021", {"short": "too long", "note": "z\\x00"})
+    [(kept,)] = pg_truth.execute(f"SELECT row_arrow FROM {pg_schema}.dead_letter")  # noqa: S608 - a name that the test made
+    assert next(decode_rows([kept])).column("note").to_pylist() == ["z\x00"]
+    assert pg_truth.rows(table) == [("ok", "a")]
+
+
 def test_letters_of_a_session_zone_that_python_does_not_know_are_kept(
     pg_driver: MakeDriver, pg_schema: str, pg_truth: Truth
 ) -> None:

@@ -17,7 +17,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
-from elasticsearch_rig import rendered
+from elasticsearch_rig import keyless, rendered
 from streams import Stream
 from typer.testing import CliRunner
 
@@ -409,10 +409,12 @@ class Restored:
         self.kit = CheckpointKit(folder / "checkpoint", {"sink": sink}, retain_seconds=3600.0)
 
 
-def test_a_table_is_repaired_beside_indices_that_rows_name_and_that_lack_nothing(
+@pytest.mark.parametrize("kind", ["indices that rows name", "a data stream"])
+def test_a_table_is_repaired_beside_indices_that_lack_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
+    kind: str,
     postgres: PostgresService,
     elasticsearch: ElasticsearchService,
     pg_schema: str,
@@ -424,7 +426,15 @@ def test_a_table_is_repaired_beside_indices_that_rows_name_and_that_lack_nothing
     name, prefix = f"{pg_schema}.orders", fresh_index()
     pg_truth.execute(f"CREATE TABLE {name} (id bigint)")
     of_table: dict[str, Any] = {"table": name, "marker_schema": pg_schema}
-    of_indices: dict[str, Any] = {"index_by": "month", "key": "id", "timeout": 20.0}
+    is_stream = kind == "a data stream"
+    placed: dict[str, Any] = {"index": prefix} if is_stream else {"index_by": "month", "key": "id"}
+    of_indices: dict[str, Any] = {**placed, "timeout": 20.0}
+    if is_stream:
+        with closing(vendor.Elasticsearch(elasticsearch.url)) as client:
+            fields = {"id": {"type": "long"}, "@timestamp": {"type": "date"}}
+            template = {"settings": {"number_of_replicas": 0}, "mappings": {"properties": fields}}
+            client.indices.put_index_template(name=prefix, index_patterns=[prefix], data_stream={}, template=template)
+            client.bulk(index=prefix, operations=[{"create": {}}, {"id": "no number"}])
     (tmp_path / f"{MODULE}.py").write_text(
         "from epochsink import Elasticsearch, Postgres\n"
         f"SINKS = {{'sink': Postgres({postgres.dsn!r}, **{of_table!r}),\n"
@@ -432,12 +442,16 @@ def test_a_table_is_repaired_beside_indices_that_rows_name_and_that_lack_nothing
     )
     search = Elasticsearch(elasticsearch.url, **of_indices)
     with closing(OneSink.of(search)) as committer:
-        assert committer.check(ids(1).schema) == []
+        assert committer.check(ids(1).schema.append(pa.field("@timestamp", pa.timestamp("us", "UTC")))) == []
     sinks: dict[str, Sink] = {"sink": Postgres(postgres.dsn, **of_table), "search": search}
     kit = CheckpointKit(tmp_path / "checkpoint", sinks, retain_seconds=3600.0)
     try:
         for number in range(3):
-            document = rendered([(str(number), {"n": number})], indices=[f"{prefix}-{number % 2}"])
+            row = {"id": number, "@timestamp": "2026-11-22T06:30:00.000000Z"}
+            if is_stream:
+                document = keyless([row])
+            else:
+                document = rendered([(str(number), row)], indices=[f"{prefix}-{number % 2}"])
             kit.run(number, {"sink": ids(number), "search": document})
         set_back(pg_truth, pg_schema, name, 0, 1, 2)
         answer = repair(kit)

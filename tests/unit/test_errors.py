@@ -14,7 +14,7 @@ import pytest
 import epochsink.elasticsearch.errors
 import epochsink.kafka.errors
 import epochsink.postgres.errors
-from epochsink import Elasticsearch, Postgres, errors
+from epochsink import Elasticsearch, Kafka, Postgres, errors
 from epochsink.errors import Addresses, CheckFailed, ConfigurationError, EpochsinkError, RowsRejected, without_values
 from epochsink.spark.argument_checks import refuse_unfit
 
@@ -130,8 +130,9 @@ def test_the_commands_of_a_hint_can_be_typed_as_they_stand() -> None:
     [
         Postgres("postgresql://nobody@127.0.0.1:1/nowhere", table="t", timeout=1),
         Elasticsearch("http://127.0.0.1:1", index="i"),
+        Kafka(bootstrap_servers="127.0.0.1:1", topic="t", timeout=1),
     ],
-    ids=["PostgreSQL", "Elasticsearch"],
+    ids=["PostgreSQL", "Elasticsearch", "Kafka"],
 )
 def test_a_check_of_a_server_that_is_not_there_speaks_of_no_epoch(sink: Sink) -> None:
     """None has begun: the hint of a failed connection said that Spark runs the epoch again."""
