@@ -27,13 +27,13 @@ def expressions(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, Iterable) or isinstance(given, (bytes, Mapping)):
         raise _wrong(name, value, "a string or a list of strings", f"{name}='order_id' or {name}=['a', 'b']")
-    found = tuple(given)
-    for each in found:
+    texts = tuple(given)
+    for each in texts:
         if not isinstance(each, str) or not each.strip():
             raise _wrong(name, value, "a string or a list of strings, none of them empty", f"{name}=['a', 'b']")
-    if not found:
+    if not texts:
         raise ConfigurationError(f"{name}=[] is empty", hint=f"leave {name}= out, or name at least one")
-    return found
+    return texts
 
 
 def origin(select: Sequence[str], column: str) -> str | None:
@@ -83,10 +83,10 @@ def duration(name: str, value: str | None) -> float:
     """Return the seconds of a text such as "90s", "30m", "24h" or "7d"; 0 for None. Raises `ConfigurationError`."""
     if value is None:
         return 0.0
-    found = re.fullmatch(r"([1-9]\d{0,8})([smhd])", value) if isinstance(value, str) else None
-    if found is None:
+    match = re.fullmatch(r"([1-9]\d{0,8})([smhd])", value) if isinstance(value, str) else None
+    if match is None:
         raise _wrong(name, value, 'a duration such as "90s", "30m", "24h" or "7d"', f'{name}="24h"')
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def share(name: str, value: float) -> float:

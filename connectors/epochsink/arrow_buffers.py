@@ -56,17 +56,17 @@ def not_utf8(column: pa.Array) -> list[int]:
     Spark keeps any bytes in a string. The first look at the whole column tells in a few milliseconds for a million
     values that there are none; only a column that has some is searched, by halves.
     """
-    found = []
+    places = []
     ranges = [(0, len(column))]
     while ranges:
         start, length = ranges.pop()
         if not _is_utf8(column.slice(start, length)):
             if length == 1:
-                found.append(start)
+                places.append(start)
             else:
                 half = length // 2
                 ranges += [(start + half, length - half), (start, half)]
-    return found
+    return places
 
 
 def _is_utf8(column: pa.Array) -> bool:

@@ -56,12 +56,12 @@ class PreparedName:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name that ``text`` is, or None if it is not one of ours."""
-        found = re.fullmatch(
+        match = re.fullmatch(
             PREFIX + r":([0-9a-f]{20}):(\d+):(\d+):([0-9a-f]{32}):(all|[0-9a-f]{32})(?::(" + _LABEL + "))?", text
         )
-        if found is None:
+        if match is None:
             return None
-        key, generation, epoch, attempt, part, label = found.groups()
+        key, generation, epoch, attempt, part, label = match.groups()
         return cls(key, int(generation), int(epoch), attempt, part, label or "")
 
     @staticmethod
@@ -95,13 +95,13 @@ class TransactionalId:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name that ``text`` is, or None if it is not one of ours."""
-        found = re.fullmatch(
+        match = re.fullmatch(
             PREFIX + r"\.([0-9a-f]{20})\.g(\d+)\.s(\d+)\.p([01])\.a(\d+)(?:\.([0-9a-f]{32}))?(?:\.(" + _LABEL + "))?",
             text,
         )
-        if found is None:
+        if match is None:
             return None
-        key, generation, partition, parity, attempt, nonce, label = found.groups()
+        key, generation, partition, parity, attempt, nonce, label = match.groups()
         return cls(key, int(generation), int(partition), int(parity), int(attempt), nonce or "", label or "")
 
     @staticmethod
@@ -141,10 +141,10 @@ class FenceHolder:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name that ``text`` is, or None if it is not one of these."""
-        found = re.fullmatch(PREFIX + r"\.([0-9a-f]{20})\.fence\.(\d+)\.(\d+)\.(\d+)\.(\d+)\.(.*)", text)
-        if found is None:
+        match = re.fullmatch(PREFIX + r"\.([0-9a-f]{20})\.fence\.(\d+)\.(\d+)\.(\d+)\.(\d+)\.(.*)", text)
+        if match is None:
             return None
-        key, producer_id, producer_epoch, since, process, host = found.groups()
+        key, producer_id, producer_epoch, since, process, host = match.groups()
         return cls(key, int(producer_id), int(producer_epoch), int(since), int(process), host)
 
     @staticmethod
@@ -188,5 +188,5 @@ def staging_table(key: str, attempt: str) -> str:
 
 def staging_owner(table: str) -> tuple[str, str] | None:
     """Return (identity key, attempt) of a staging table's name, or None if it is not one of ours."""
-    found = re.fullmatch(r"s_([0-9a-f]{20})_([0-9a-f]{32})", table)
-    return (found[1], found[2]) if found else None
+    match = re.fullmatch(r"s_([0-9a-f]{20})_([0-9a-f]{32})", table)
+    return (match[1], match[2]) if match else None

@@ -81,16 +81,16 @@ def status(
     """
     with answering(as_json=as_json) as answer:
         with opened(checkpoint, sinks, spool) as (place, given):
-            found = state.read_status(place, given, typed_options(sinks, spool))
-        answer.values.update(asdict(replace(found, targets=())))
-        answer.values["targets"] = [target.to_json() for target in found.targets]
+            states = state.read_status(place, given, typed_options(sinks, spool))
+        answer.values.update(asdict(replace(states, targets=())))
+        answer.values["targets"] = [target.to_json() for target in states.targets]
         if not as_json:
-            state.show(found, epochs, Console())
-    if found.damage:
+            state.show(states, epochs, Console())
+    if states.damage:
         raise typer.Exit(1)
-    if found.needs_person:
+    if states.needs_person:
         raise typer.Exit(ATTENTION)
-    if max_age is not None and max(found.late_seconds, found.open_seconds) > max_age:
+    if max_age is not None and max(states.late_seconds, states.open_seconds) > max_age:
         raise typer.Exit(ATTENTION)
 
 

@@ -37,11 +37,9 @@ class Repair(Operation):
                 hint="start the query; it says what else is wrong",
             )
         repair.verify_rows(self.run, self._lacks)
-        self._others = [name for name, found in losses.items() if found is None]
+        self._others = [name for name, loss in losses.items() if loss is None]
         lacking = {name for lack in self._lacks for name in lack.parts}
-        self._warnings = list(
-            dict.fromkeys(found.warning for name, found in losses.items() if found and name in lacking)
-        )
+        self._warnings = list(dict.fromkeys(loss.warning for name, loss in losses.items() if loss and name in lacking))
 
     def _steps(self) -> list[str]:
         steps = [f"apply epoch {lack.at.number} again to sink {names(lack.parts)}: {lack.size}" for lack in self._lacks]

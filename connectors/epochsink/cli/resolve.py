@@ -145,11 +145,11 @@ class Resolution(Operation):
             if not self.decided(self._number):
                 lines.append("leave the epoch's other sinks as they are: Spark has not decided it yet")
             return [*lines, "abort what is prepared of them, " + ("now" if self._sinks else "at the next start")]
-        asked = ["ask the target once more; its answer takes precedence over yours"] if self._sinks else []
+        steps = ["ask the target once more; its answer takes precedence over yours"] if self._sinks else []
         if self._ruling is Ruling.REPLAY:
             again = f"prepare the unknown parts of {which} again from the spool, and record them as a replay"
-            return [*asked, again, "commit the epoch in every sink"]
-        return [*asked, f"record {which} as committed: rows that are missing there stay missing"]
+            return [*steps, again, "commit the epoch in every sink"]
+        return [*steps, f"record {which} as committed: rows that are missing there stay missing"]
 
     def carry_out(self) -> None:
         """Do it; with sinks, the rest of the epoch is committed too, and nothing is taken if a target is down."""

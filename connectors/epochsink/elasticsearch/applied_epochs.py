@@ -96,10 +96,10 @@ def _claimed(server: ElasticsearchServer, second: int) -> bool:
 
 def read(server: ElasticsearchServer, identity: Identity) -> MarkerDocument | None:
     """Return the marker of a sink, or None if no epoch was applied. Raises `LedgerCorrupt` for an unknown version."""
-    found = server.read(INDEX, marker_document(identity_key(identity)))
-    if found is None:
+    document = server.read(INDEX, marker_document(identity_key(identity)))
+    if document is None:
         return None
-    kept = found.source
+    kept = document.source
     if kept.get("version") != VERSION:
         raise LedgerCorrupt(
             f"the marker {marker_document(identity_key(identity))!r} in {INDEX!r} has version {kept.get('version')!r}, "
@@ -113,7 +113,7 @@ def read(server: ElasticsearchServer, identity: Identity) -> MarkerDocument | No
         kept["index_uuid"],
         kept["history"],
         kept["run"],
-        found.place,
+        document.place,
         kept.get("placed_by", ""),
         incarnations(kept.get("indices", ())) or {},
         kept.get("letters", {}),
@@ -154,8 +154,8 @@ def claim(server: ElasticsearchServer, identity: Identity, epoch: Epoch, known: 
 
 
 def _read_claim(server: ElasticsearchServer, name: str) -> Claim | None:
-    found = server.read(INDEX, name)
-    return None if found is None else Claim(found.source["epoch"], found.source["attempt"], found.place)
+    document = server.read(INDEX, name)
+    return None if document is None else Claim(document.source["epoch"], document.source["attempt"], document.place)
 
 
 def write(

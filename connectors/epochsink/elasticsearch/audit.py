@@ -31,9 +31,9 @@ def audit(
     known = {receipt.epoch: SpooledEpoch.from_json(receipt.parts[0]) for receipt in receipts if receipt.parts}
     wanted = {receipt.epoch for receipt in receipts if not config.key or receipt.epoch == newest}
     indices = _indices(config, [known[epoch] for epoch in wanted & known.keys()])
-    found = _count(server, config, identity, indices) if wanted and indices else Counter[int]()
+    counts = _count(server, config, identity, indices) if wanted and indices else Counter[int]()
     return [
-        _compared(config, receipt, known.get(receipt.epoch), found[receipt.epoch], is_newest=receipt.epoch == newest)
+        _compared(config, receipt, known.get(receipt.epoch), counts[receipt.epoch], is_newest=receipt.epoch == newest)
         for receipt in receipts
     ]
 

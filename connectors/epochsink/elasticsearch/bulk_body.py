@@ -271,12 +271,12 @@ class Operations:
         """Return which rows a request can hold, None if it can hold all; add the others of ``mask`` to ``unplaced``."""
         if not (wrong := unfit(batch)):
             return None
-        for place, found in wrong.items():
+        for place, reason in wrong.items():
             if mask is None or mask[place].as_py():
                 name = ""
-                if self.keyed and found.error != INVALID_KEY:
+                if self.keyed and reason.error != INVALID_KEY:
                     name = json.loads(f"{{{batch['id'][place].as_py()}")["_id"]
-                self._set_aside(batch, place, name, found.error, found.reason)
+                self._set_aside(batch, place, name, reason.error, reason.reason)
         fit = np.ones(len(batch), np.bool_)
         fit[list(wrong)] = False
         return pa.array(fit)
@@ -320,8 +320,8 @@ def shown_text(value: pa.Scalar) -> str | None:
 def unfit(batch: pa.RecordBatch) -> dict[int, Unfit]:
     """Return the rows that no request can hold, by their place."""
     checks = {"source": unfit_values, "routing": unfit_routings, "id": unfit_ids}
-    found = (each for name, check in checks.items() if name in batch.schema.names for each in check(batch[name]))
-    return dict(sorted({each.place: each for each in found}.items()))
+    reasons = (each for name, check in checks.items() if name in batch.schema.names for each in check(batch[name]))
+    return dict(sorted({each.place: each for each in reasons}.items()))
 
 
 def action_ends(batch: pa.RecordBatch, ids: pa.Array) -> pa.Array:

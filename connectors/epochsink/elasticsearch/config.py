@@ -220,9 +220,9 @@ class ElasticsearchConfig:
         """The expressions over the stream by which ``partition_by_key`` shuffles rows: the texts of the ``_id``."""
         if not self.partition_by_key:
             return ()
-        made = (arguments.origin(self.select, name) or name for name in self.key)
+        origins = (arguments.origin(self.select, name) or name for name in self.key)
         # Shuffle by text because the _id is made of text: all values with the same text must be in one task.
-        return tuple(text_of(operand(each)) for each in made)
+        return tuple(text_of(operand(each)) for each in origins)
 
     def _check_partitioning(self) -> None:
         if not self.key or not self.order_by:
@@ -262,8 +262,8 @@ class ElasticsearchConfig:
 
 def duration_seconds(duration: str) -> float | None:
     """Return the seconds of a duration in Elasticsearch's notation ("60s", "1h", "-1"); None if it is invalid."""
-    found = re.fullmatch(r"(-?\d+)(nanos|micros|ms|s|m|h|d)?", duration)
-    return None if found is None else int(found[1]) * _UNITS[found[2] or "ms"]
+    match = re.fullmatch(r"(-?\d+)(nanos|micros|ms|s|m|h|d)?", duration)
+    return None if match is None else int(match[1]) * _UNITS[match[2] or "ms"]
 
 
 def _gc_deletes(value: str) -> str:

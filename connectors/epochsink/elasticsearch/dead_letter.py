@@ -75,10 +75,10 @@ def forget_other_runs(
     while True:
         refresh_all(server, index)
         query = {"bool": {"filter": mine, "must_not": [{"term": {"run": run}}, {"ids": {"values": refused}}]}}
-        found = server.search(index, query, _PAGE, source=False).hits
-        if not found:
+        hits = server.search(index, query, _PAGE, source=False).hits
+        if not hits:
             break
-        letters = {(hit["_index"], hit["_id"]) for hit in found}
+        letters = {(hit["_index"], hit["_id"]) for hit in hits}
         if again := letters & gone:
             raise UnfitIndex(
                 f"dead letters of an interrupted run of epoch {epoch.number} are still in {index!r} after the server "
@@ -86,7 +86,7 @@ def forget_other_runs(
                 f"check the answers of a proxy in front of the server; or {hint}",
             )
         gone |= letters
-        if stay := delete(server, found, identity, epoch.number, timeout):
+        if stay := delete(server, hits, identity, epoch.number, timeout):
             kept = applied_epochs.read(server, identity)
             if kept is None or (kept.epoch, kept.run) != (epoch.number, run):
                 return  # another driver deletes them

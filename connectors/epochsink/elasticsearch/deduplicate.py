@@ -64,14 +64,14 @@ def _counted_if_different(rows: Rows, tasks: Sequence[str]) -> int | None:
 
     Compares hashes only: this takes a fifth of the time of grouping, and in most epochs all ``_id`` are different.
     """
-    found = [np.zeros(0, np.int64)]
+    numbers = [np.zeros(0, np.int64)]
     for task in tasks:
         for batch in rows.read(task):
             ids = batch.column("id").to_pylist()
-            found.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
-            if _repeats(found[-1]):
+            numbers.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
+            if _repeats(numbers[-1]):
                 return None
-    hashes = np.concatenate(found)
+    hashes = np.concatenate(numbers)
     return None if _repeats(hashes) else len(hashes)
 
 
@@ -186,11 +186,11 @@ class RowsById:
         for partition, task in enumerate(self._tasks):
             for batch in self._rows.read(task):
                 size = batch.num_rows
-                told = batch.select(["id", *ranks(batch.schema)])
+                ranked = batch.select(["id", *ranks(batch.schema)])
                 numbers = arrow_buffers.numbers(np.arange(self.count, self.count + size))
-                told = told.set_column(0, "id", _different(told.column("id"), numbers))
-                told = told.append_column("task", pa.array(np.full(size, partition, np.int32)))
-                yield told.append_column("number", numbers)
+                ranked = ranked.set_column(0, "id", _different(ranked.column("id"), numbers))
+                ranked = ranked.append_column("task", pa.array(np.full(size, partition, np.int32)))
+                yield ranked.append_column("number", numbers)
                 self.count += size
 
     def _spread(self, folder: Path, files: Sequence[Path]) -> None:
@@ -200,10 +200,10 @@ class RowsById:
                 order = np.argsort(places, kind="stable")
                 table = rows.take(pa.array(order))
                 self._written += table.nbytes
-                found, starts = np.unique(places[order], return_index=True)
+                buckets, starts = np.unique(places[order], return_index=True)
                 # Not around the reading: errors of the spool are not errors of this folder.
                 with self._naming(folder):
-                    for place, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
+                    for place, start, end in zip(buckets.tolist(), starts, [*starts[1:], len(order)], strict=True):
                         if place not in writers:
                             writers[place] = pa.ipc.new_stream(str(files[place]), table.schema)
                         writers[place].write_table(table.slice(start, end - start))
@@ -238,8 +238,10 @@ def _different(ids: pa.Array, numbers: pa.Array) -> pa.Array:
     missing = without_id(ids)
     if not missing.true_count:
         return ids
-    made = pc.binary_join_element_wise(arrow_buffers.text("}"), numbers.cast(pa.large_string()), arrow_buffers.text(""))
-    return pc.if_else(missing, made.cast(ids.type), ids)
+    new_ids = pc.binary_join_element_wise(
+        arrow_buffers.text("}"), numbers.cast(pa.large_string()), arrow_buffers.text("")
+    )
+    return pc.if_else(missing, new_ids.cast(ids.type), ids)
 
 
 def _without_most_repetitions(batches: Iterable[pa.RecordBatch]) -> pa.Table:

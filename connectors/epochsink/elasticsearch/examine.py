@@ -15,9 +15,9 @@ from epochsink.sink import Finding
 def examine(server: ElasticsearchServer, config: ElasticsearchConfig) -> Iterator[Finding]:
     """Yield what was found. Creates what `check` creates without knowing the columns."""
     try:
-        found = preflight.findings(server, config, None)
-        yield from (Finding("cluster", each, is_fatal=True) for each in found)
-        if found:
+        findings = preflight.findings(server, config, None)
+        yield from (Finding("cluster", each, is_fatal=True) for each in findings)
+        if findings:
             return
         version = server.version() or "whose version is not told to this user"
         health = server.health()

@@ -157,19 +157,19 @@ def conflicts(
     A mismatch that depends on the value (a text that may be a date) is not a conflict. Inside an object, ``path`` is
     its name and ``inherited`` the parent's rule for unmapped fields.
     """
-    found: list[str] = []
+    differences: list[str] = []
     dynamic = mapping.get("dynamic", inherited)
     for field in schema:
         name = f"{path}{field.name}"
         mapped = _look_up(mapping, field.name)
         if mapped is not None:
-            found += _compare(name, field.type, mapped, dynamic)
+            differences += _compare(name, field.type, mapped, dynamic)
         elif dynamic == "strict":
-            found.append(
+            differences.append(
                 f"column {name!r} is not in the mapping, which is strict, so the server would refuse every document: "
                 "add the field to the mapping or leave the column out of select="
             )
-    return found
+    return differences
 
 
 def _look_up(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:

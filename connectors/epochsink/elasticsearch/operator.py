@@ -76,13 +76,13 @@ def read_marker(
     """Return the marker, patiently: a server that restarts must not end the query. Raises `OutcomeUnknown`."""
     with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
         patiently = retrying(errors.is_passing, seconds=config.timeout, clock=clock)
-        found: MarkerDocument | None = patiently(applied_epochs.read, server, identity)
-        return found
+        marker: MarkerDocument | None = patiently(applied_epochs.read, server, identity)
+        return marker
 
 
 def marks_in(
     kept: MarkerDocument | None, config: ElasticsearchConfig, done: LastDone | None, pending: LastDone | None
 ) -> Marks:
     """Return the mark that a marker holds, beside those that these epochs leave."""
-    found = {} if kept is None else {"": Mark(kept.epoch, kept.attempt)}
-    return Marks(f"index {config.shown_index!r}", found, marks_left(done), marks_left(pending))
+    marks = {} if kept is None else {"": Mark(kept.epoch, kept.attempt)}
+    return Marks(f"index {config.shown_index!r}", marks, marks_left(done), marks_left(pending))

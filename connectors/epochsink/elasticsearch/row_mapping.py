@@ -42,15 +42,15 @@ def columns(
     Raises `ConfigurationError` if a column's type has no stable text for ``_id``, or does not fit into a document.
     """
     _check_fields(schema, "")
-    made = [f"{_source(row, schema, delete_when)} AS source"]
+    expressions = [f"{_source(row, schema, delete_when)} AS source"]
     if key:
-        made.insert(0, f"{_end_of_action(row, schema, key)} AS id")
+        expressions.insert(0, f"{_end_of_action(row, schema, key)} AS id")
     if routing is not None:
-        made.append(f"{_routing(row, schema, routing)} AS routing")
+        expressions.append(f"{_routing(row, schema, routing)} AS routing")
     if index_by is not None:
-        made.append(f"{text_of(_operand(row, schema, index_by))} AS index")
+        expressions.append(f"{text_of(_operand(row, schema, index_by))} AS index")
     ranked = zip(_rank_names(order_by), order_by, strict=True)
-    return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in ranked]
+    return expressions + [f"{_operand(row, schema, value)} AS {name}" for name, value in ranked]
 
 
 def _rank_names(order_by: Sequence[str]) -> list[str]:
@@ -103,7 +103,7 @@ def placement(
 
     Raises `ConfigurationError` for a column that ``select`` makes without naming it.
     """
-    made = {}
+    expressions = {}
     for argument, expression in placed_by.items():
         # The same text has the same value as the key, wherever it comes from.
         if expression is not None and expression not in key:
@@ -114,8 +114,8 @@ def placement(
                     "compared with the key",
                     hint=f"write it in select= as '... AS {expression}', or name it in key= too",
                 )
-            made[argument] = origin
-    return made, [origin for name in key if (origin := _origin(schema, select, name)) is not None]
+            expressions[argument] = origin
+    return expressions, [origin for name in key if (origin := _origin(schema, select, name)) is not None]
 
 
 def _origin(schema: pa.Schema, select: Sequence[str], expression: str) -> str | None:
@@ -130,8 +130,8 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
     # JSON replaces every byte that is not UTF-8 by the same character, so two such ids could become equal: use NULL.
     whole = " AND ".join(f"coalesce(is_valid_utf8({text}), false)" for text in texts)
     # A JSON array keeps ("a", "bc") and ("ab", "c") apart; a separator would not.
-    made = texts[0] if len(texts) == 1 else f"to_json(array({', '.join(texts)}))"
-    return f"CASE WHEN {whole} THEN {made} END"
+    expression = texts[0] if len(texts) == 1 else f"to_json(array({', '.join(texts)}))"
+    return f"CASE WHEN {whole} THEN {expression} END"
 
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:

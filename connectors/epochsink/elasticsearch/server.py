@@ -183,8 +183,8 @@ class ElasticsearchServer:
     def versions(self, indices: Sequence[str]) -> Iterator[tuple[str, int]]:
         """Yield ``_id`` and version of every document."""
         query = {"_source": False, "version": True}
-        found = helpers.scan(self._client, index=",".join(indices), query=query, size=_SCANNED, preserve_order=False)
-        for hit in found:
+        hits = helpers.scan(self._client, index=",".join(indices), query=query, size=_SCANNED, preserve_order=False)
+        for hit in hits:
             yield hit["_id"], hit["_version"]
 
     def open_point_in_time(self, index: str) -> str:

@@ -50,12 +50,14 @@ def unfit_ids(ids: pa.Array) -> Iterator[Unfit]:
     """Yield rows whose id, the end of an action line, is NULL, empty or too long."""
     longest = arrow_buffers.number(_ENVELOPE + LONGEST_ID, "int32")
     for place in _places(pc.or_(without_id(ids), pc.greater(_lengths(ids), longest))):
-        found = json.loads("{" + (ids[place].as_py() or "}")).get("_id")
-        if not found or len(found.encode()) > LONGEST_ID:
+        document_id = json.loads("{" + (ids[place].as_py() or "}")).get("_id")
+        if not document_id or len(document_id.encode()) > LONGEST_ID:
             missing = "a row has no _id: its key is NULL, or not valid UTF-8"
-            what = missing if found is None else f"a row has an _id of {len(found.encode())} bytes"
+            what = missing if document_id is None else f"a row has an _id of {len(document_id.encode())} bytes"
             yield Unfit(
-                place, f"{what}; it must have 1 to {LONGEST_ID} bytes", "" if found is None else f"_id {found!r}"
+                place,
+                f"{what}; it must have 1 to {LONGEST_ID} bytes",
+                "" if document_id is None else f"_id {document_id!r}",
             )
 
 
@@ -65,9 +67,9 @@ def unfit_routings(routings: pa.Array) -> Iterator[Unfit]:
     shortest, longest = (arrow_buffers.number(len('{"routing":""}') + more, "int32") for more in (1, LONGEST_ID))
     for place in _places(pc.or_(pc.less(lengths, shortest), pc.greater(lengths, longest))):
         text = routings[place].as_py()
-        found = json.loads(text).get("routing")
-        what = "is empty, NULL or not valid UTF-8" if not found else f"has {len(text)} bytes as JSON"
-        yield Unfit(place, f"the routing of a row {what}; it must have 1 to {LONGEST_ID} bytes", f"routing {found!r}")
+        routing = json.loads(text).get("routing")
+        what = "is empty, NULL or not valid UTF-8" if not routing else f"has {len(text)} bytes as JSON"
+        yield Unfit(place, f"the routing of a row {what}; it must have 1 to {LONGEST_ID} bytes", f"routing {routing!r}")
 
 
 def unfit_values(sources: pa.Array) -> Iterator[Unfit]:

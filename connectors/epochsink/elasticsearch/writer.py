@@ -84,10 +84,10 @@ class ElasticsearchWriter:
             ("id", unfit_ids, _ID_HINT),
             ("routing", unfit_routings, _ROUTING_HINT),
         ):
-            for found in unfit(batch.column(name)) if name in batch.schema.names else ():
+            for row in unfit(batch.column(name)) if name in batch.schema.names else ():
                 if self._dead_letters is None:
-                    raise RowsRejected(found.reason, hint=hint, values=found.value)
-                wrong.add(found.place)
+                    raise RowsRejected(row.reason, hint=hint, values=row.value)
+                wrong.add(row.place)
         self._unfit += len(wrong)
 
     def _take_indices(self, names: pa.Array) -> None:

@@ -66,8 +66,8 @@ class Markers:
                 )
                 return settled
         # without RequireStable: the next epoch's transaction is often open now, and must not be waited for
-        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups), None))
-        return found
+        marks: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups), None))
+        return marks
 
     def of_partition(self, partition: int, deadline: float) -> int | None:
         """Return the newest epoch applied in a Spark partition; None if there is no offset."""
@@ -114,34 +114,34 @@ class Markers:
         return self._retention
 
     def _ask_retention(self) -> float:
-        found = self._cluster.broker_setting("offsets.retention.minutes")
+        minutes = self._cluster.broker_setting("offsets.retention.minutes")
         # without the right to ask, assume a day: an expired marker must never count as absent
-        return DAY_SECONDS if found is None else 60.0 * int(found)
+        return DAY_SECONDS if minutes is None else 60.0 * int(minutes)
 
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
         return marker_group(self._key, part.partition, epoch % 2)
 
     def _read_once(self, groups: list[str], settled_in: Collection[str] | None) -> dict[str, Mark]:
-        told = self._ask(groups, None, stable=settled_in is not None)
+        offsets = self._ask(groups, None, stable=settled_in is not None)
         if settled_in:
             # by name too: asked for all topics, brokers do not tell that the first offset under a topic is under way
-            told += self._ask(groups, settled_in, stable=True)
-        found: dict[str, Mark] = {}
-        require_all(groups, (each.group for each in told), "groups")
-        for each in told:
+            offsets += self._ask(groups, settled_in, stable=True)
+        marks: dict[str, Mark] = {}
+        require_all(groups, (each.group for each in offsets), "groups")
+        for each in offsets:
             raise_for(each.error_code, f"the offsets of group {each.group}")
             for mark in _marks(each):
-                if each.group not in found or mark.epoch > found[each.group].epoch:
-                    found[each.group] = mark
-        return found
+                if each.group not in marks or mark.epoch > marks[each.group].epoch:
+                    marks[each.group] = mark
+        return marks
 
     def _ask(self, groups: list[str], topics: Collection[str] | None, *, stable: bool) -> list[GroupOffsets]:
-        told = self._cluster.group_offsets(groups, topics, stable=stable)
-        for each in told:
+        stored = self._cluster.group_offsets(groups, topics, stable=stable)
+        for each in stored:
             # if it has an error, that is raised; if it has an offset under no topic, each topic is in the answer
             if topics is not None and not each.error_code:
                 require_all(topics, (topic for topic, offsets in each.topics.items() if offsets), each.group)
-        return told
+        return stored
 
 
 def committables(last: LastDone) -> list[KafkaCommittable]:

@@ -57,22 +57,22 @@ def audit(cluster: KafkaServer, receipts: Sequence[Receipt]) -> list[Comparison]
     ids = cluster.topic_ids(topics_of(every), cluster.deadline())
     why_not = {topic: why_uncounted(cluster, topic) for topic in ids}
     same = [part for part in every if not part.recreated(ids)]
-    found = tallies(cluster, same, [topic for topic, why in why_not.items() if not why])
-    return [_compared(receipt, parts[receipt.epoch], ids, why_not, found) for receipt in receipts]
+    tally = tallies(cluster, same, [topic for topic, why in why_not.items() if not why])
+    return [_compared(receipt, parts[receipt.epoch], ids, why_not, tally) for receipt in receipts]
 
 
 def tallies(
     cluster: KafkaServer, parts: Sequence[KafkaCommittable], topics: Iterable[str]
 ) -> dict[Transaction, list[TransactionTally]]:
     """Return what the logs of topics hold of parts, for each place. Raises `Unreachable`, `Refused`."""
-    found = {
+    tally = {
         part.transaction: [TransactionTally(place, part.transaction.producer_epoch) for place in part.places]
         for part in parts
     }
     for topic in topics:
-        wanted = [(part, found[part.transaction]) for part in parts if topic in part.topics]
+        wanted = [(part, tally[part.transaction]) for part in parts if topic in part.topics]
         _Search(TopicLog(cluster, topic), wanted).run(cluster.timeout)
-    return found
+    return tally
 
 
 def why_uncounted(cluster: KafkaServer, topic: str) -> str:

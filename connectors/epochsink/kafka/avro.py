@@ -103,8 +103,8 @@ class Avro:
 
     def begin_run(self) -> None:
         """Forget what the registry has answered: it may have been set back or replaced since the run before."""
-        for asked in [asked for asked in _ids if asked[:2] == (self.registry, self.subject)]:
-            del _ids[asked]
+        for key in [key for key in _ids if key[:2] == (self.registry, self.subject)]:
+            del _ids[key]
 
     def sql(self, row: str, schema: pa.Schema) -> str:
         """Return the SQL of the message's bytes; the first call of a run for a schema asks the registry.
@@ -119,28 +119,28 @@ class Avro:
             )
         if isinstance(self.columns, str):
             # a null renders as null, and so as no key or as a tombstone
-            made, said = field_of(row, self.columns), _type(schema.field(self.columns).type, self.columns)
+            value, said = field_of(row, self.columns), _type(schema.field(self.columns).type, self.columns)
         else:
             parts = ", ".join(f"{literal(name)}, {field_of(row, name)}" for name in wanted)
-            made = f"named_struct({parts})"
+            value = f"named_struct({parts})"
             said = _record(self._record, "", [schema.field(name) for name in wanted])
         text = json.dumps(said)
-        asked = (self.registry, self.subject, text)
+        key = (self.registry, self.subject, text)
         if only_compares():
             # asked anew, as a start does; the plan does not depend on the number
             number = _schema_id(self, text)
         else:
-            if asked not in _ids:
-                _ids[asked] = _schema_id(self, text)
-            number = _ids[asked]
+            if key not in _ids:
+                _ids[key] = _schema_id(self, text)
+            number = _ids[key]
         # the framing of Confluent's serializers: a zero byte, the schema's id in four, then the Avro
         # of bytes alone, concat makes a text if spark.sql.function.concatBinaryAsString is on
-        return f"CAST(concat(X'00{number:08X}', to_avro({made}, {literal(text)})) AS BINARY)"
+        return f"CAST(concat(X'00{number:08X}', to_avro({value}, {literal(text)})) AS BINARY)"
 
 
 def _record(name: str, where: str, fields: Sequence[pa.Field]) -> dict[str, Any]:
     """Return the schema of a record. ``where`` names the column that it is in."""
-    made = []
+    rendered = []
     for one in fields:
         if not _NAME.fullmatch(one.name):
             raise ConfigurationError(
@@ -148,8 +148,8 @@ def _record(name: str, where: str, fields: Sequence[pa.Field]) -> dict[str, Any]
                 hint="rename it in select= to letters, digits and _",
             )
         kind = _nullable(one, f"{where}{one.name}", f"{name}.{one.name}")
-        made.append({"name": one.name, "type": kind, **({"default": None} if one.nullable else {})})
-    return {"type": "record", "name": name, "fields": made}
+        rendered.append({"name": one.name, "type": kind, **({"default": None} if one.nullable else {})})
+    return {"type": "record", "name": name, "fields": rendered}
 
 
 def _nullable(one: pa.Field, where: str, name: str) -> Any:

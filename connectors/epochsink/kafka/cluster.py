@@ -194,11 +194,11 @@ class Cluster(KafkaServer):
 
     def _settings_of(self, kind: int, resource: str, names: Sequence[str], node: int | None) -> dict[str, str]:
         request = DescribeConfigsRequest(resources=[(kind, resource, list(names))], include_synonyms=False)
-        [told] = self.ask(request, node).results
-        if told.error_code == UNKNOWN_TOPIC or told.error_code in NOT_AUTHORIZED:
+        [result] = self.ask(request, node).results
+        if result.error_code == UNKNOWN_TOPIC or result.error_code in NOT_AUTHORIZED:
             return {}
-        raise_for(told.error_code, f"the settings of '{resource}'")
-        return {entry.name: entry.value for entry in told.configs}
+        raise_for(result.error_code, f"the settings of '{resource}'")
+        return {entry.name: entry.value for entry in result.configs}
 
     def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
         return {name: self._topics[name] for name in names if name in self._topics}
@@ -210,16 +210,16 @@ class Cluster(KafkaServer):
         # without auto-creation: a question must not create a deleted topic again, under another id
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         metadata, *answers = self.ask_all([(None, request), *_sendable(requests)])
-        require_all(names, (told.name for told in metadata.topics), "topics")
-        found = {}
-        for told in metadata.topics:
-            if told.error_code not in (0, LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC):
-                raise_for(told.error_code, f"topic '{told.name}'")
-            if told.error_code != UNKNOWN_TOPIC:
-                leaders = {each.partition_index: each.leader_id for each in told.partitions}
-                found[told.name] = Topic(told.topic_id.hex, leaders)
-        self._topics |= found
-        return found, _read(requests, answers)
+        require_all(names, (description.name for description in metadata.topics), "topics")
+        topics = {}
+        for description in metadata.topics:
+            if description.error_code not in (0, LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC):
+                raise_for(description.error_code, f"topic '{description.name}'")
+            if description.error_code != UNKNOWN_TOPIC:
+                leaders = {each.partition_index: each.leader_id for each in description.partitions}
+                topics[description.name] = Topic(description.topic_id.hex, leaders)
+        self._topics |= topics
+        return topics, _read(requests, answers)
 
     def ask_leaders(self, requests: Sequence[LeaderRequest]) -> list[dict[Partition, Any]]:
         return _read(requests, self.ask_all(_sendable(requests)))
@@ -247,8 +247,8 @@ class Cluster(KafkaServer):
         return True
 
     def describe_topic(self, topic: str) -> dict[str, Any]:
-        [told] = self.admin().describe_topics([topic])
-        return dict(told)
+        [description] = self.admin().describe_topics([topic])
+        return dict(description)
 
     def create_topic(self, topic: str, how: Mapping[str, Any]) -> None:
         self.admin().create_topics({topic: how}, wait_for_metadata=True)
@@ -304,11 +304,11 @@ class Cluster(KafkaServer):
         nodes = self._by_coordinator(kind, list(requests))
         sent = [(node, key) for node, mine in nodes.items() for key in mine]
         answers = self._exchange([(node, requests[key]) for node, key in sent], _answer_or_none)
-        found = {key: answer for (_, key), answer in zip(sent, answers, strict=True) if answer is not None}
-        if len(found) < len(requests):
+        by_key = {key: answer for (_, key), answer in zip(sent, answers, strict=True) if answer is not None}
+        if len(by_key) < len(requests):
             # a coordinator may have moved or died
             self.look_again()
-        return found
+        return by_key
 
     def _by_coordinator(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[int, list[str]]:
         if len(self._coordinators) > _COORDINATORS_KEPT:
@@ -321,9 +321,9 @@ class Cluster(KafkaServer):
             answer = self.ask(
                 FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4), None
             )
-            for found in answer.coordinators:
-                raise_for(found.error_code, f"coordinator of '{found.key}'")
-                known[found.key] = self._coordinators[kind.value, found.key] = found.node_id
+            for coordinator in answer.coordinators:
+                raise_for(coordinator.error_code, f"coordinator of '{coordinator.key}'")
+                known[coordinator.key] = self._coordinators[kind.value, coordinator.key] = coordinator.node_id
         nodes: dict[int, list[str]] = {}
         for key in keys:
             nodes.setdefault(known[key], []).append(key)
@@ -353,8 +353,8 @@ class Cluster(KafkaServer):
                     answers.append(await answer(sent[len(answers)]))
             return answers + [await answer(waiting) for waiting in sent[len(answers) :]]
 
-        found: list[Any] = manager.run(exchange)
-        return found
+        replies: list[Any] = manager.run(exchange)
+        return replies
 
 
 class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no types

@@ -137,10 +137,10 @@ class TransactionCommits:
         # also the epoch before: the cluster may have been set back behind it just before EndTxn
         groups = self._markers.marks_of(this).keys() | (self._markers.marks_of(after).keys() if after else set())
         while True:
-            found = self._markers.read(groups, deadline)
+            marks = self._markers.read(groups, deadline)
             # if the epoch was prepared long ago, its own marker expires as soon as it is committed
-            ours = self._markers.marks_of(self._markers.unexpired(this, found))
-            if all(name in found and found[name].epoch >= this.epoch for name in ours):
+            ours = self._markers.marks_of(self._markers.unexpired(this, marks))
+            if all(name in marks and marks[name].epoch >= this.epoch for name in ours):
                 break
             if self._cluster.clock.monotonic() >= deadline:
                 # a group's offsets are in a partition too: the end may be written there later than in the topic
@@ -148,17 +148,17 @@ class TransactionCommits:
                 break
             self._cluster.clock.sleep(_LOOK_AGAIN_SECONDS)
         # if only empty epochs are in between, both may share a group: this marker has replaced the one before
-        before = self._markers.marks_of(self._markers.unexpired(after, found)) if after else {}
+        before = self._markers.marks_of(self._markers.unexpired(after, marks)) if after else {}
         wanted = before | ours
-        wrong = next((name for name, mark in wanted.items() if not mark.agrees(found.get(name))), None)
+        wrong = next((name for name, mark in wanted.items() if not mark.agrees(marks.get(name))), None)
         if wrong is not None:
             raise WentBack(
                 f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of "
-                f"{self._cluster.target} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
+                f"{self._cluster.target} shows {marks.get(wrong)} in place of {wanted[wrong]}: the cluster "
                 "was set back, or a driver on another copy of this checkpoint writes for the same query",
                 hint=f"its rows are in the topic, and its marker was deleted or lost: each start says the same. {_STOP}"
                 f"If it does: epochsink accept CHECKPOINT {this.epoch} {sink_option(self._name)}; then start again"
-                if _lacks_only_its_own(wanted, ours, found)
+                if _lacks_only_its_own(wanted, ours, marks)
                 else f"{_STOP}Then start again: the next message says how to continue",
             )
 

@@ -134,8 +134,8 @@ class KafkaCommittable:
     def recreated(self, now: Mapping[str, str]) -> list[str]:
         """Return the topics that were deleted or have another id since the rows were written; ``now`` holds the ids."""
         # an unknown id proves nothing
-        found = ((topic, was, now.get(topic)) for topic, was in self.topics.items())
-        return [topic for topic, was, known in found if known != was and NO_ID not in (was, known)]
+        topic_ids = ((topic, was, now.get(topic)) for topic, was in self.topics.items())
+        return [topic for topic, was, known in topic_ids if known != was and NO_ID not in (was, known)]
 
     @classmethod
     def from_json(cls, part: Committable) -> Self:
@@ -159,8 +159,8 @@ class KafkaCommittable:
                 kept_in_topic=bool(part["kept_in_topic"]),
                 places=tuple(
                     WrittenPartition(topic, *map(int, place))
-                    for topic, found in part["places"].items()
-                    for place in found
+                    for topic, places in part["places"].items()
+                    for place in places
                 ),
                 rules=Rules.from_json(part["rules"] or {}),
                 letters=int(part["letters"]),

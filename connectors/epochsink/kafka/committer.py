@@ -100,11 +100,11 @@ class KafkaCommitter(Participant):
 
         The generation is the highest in the transactional ids that the brokers know, open or not.
         """
-        found = {
+        marks = {
             "transaction_timeout": preflight.transaction_timeout_cap(self._cluster),
             "largest_batch": preflight.largest_batch(self._cluster, self._config.topic),
         }
-        origin = {name: value for name, value in found.items() if value is not None}
+        origin = {name: value for name, value in marks.items() if value is not None}
         return Joining(origin, self._transactions.newest_generation(self._key, self._cluster.deadline()))
 
     def fence(self) -> None:
@@ -128,18 +128,18 @@ class KafkaCommitter(Participant):
         if not self._seen_all:
             # before the markers are read: a driver on another copy may be committing, and its markers count too
             self._fence.await_others(deadline)
-        found = self._markers.read_around(done, pending, deadline=deadline)
+        read = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
-            found |= self._markers.read_all(deadline, settled=self._fence.is_taken, besides=pending)
-        if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
+            read |= self._markers.read_all(deadline, settled=self._fence.is_taken, besides=pending)
+        if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= read.keys()):
             # before the markers are compared: they are deleted with their topic, and this error names the topic
             try:
                 refuse_other_topics(
                     self._cluster.target, done, self._cluster.topic_ids(topics_of(committables(done)), deadline)
                 )
             except WentBack as recreated:
-                return Marks(self._cluster.target, found, refusal=recreated)
-        marks = self._markers.compared(found, done, pending)
+                return Marks(self._cluster.target, read, refusal=recreated)
+        marks = self._markers.compared(read, done, pending)
         self._seen_all = marks.disagreement(done, pending) is None
         return marks
 
@@ -248,11 +248,12 @@ class KafkaCommitter(Participant):
         lost = {}
         for index, part in enumerate(parts):
             name, producer_id, producer_epoch = part.transaction
-            told = now[name]
-            if told.state is not TransactionState.ONGOING or not told.is_of(part.transaction):
+            description = now[name]
+            if description.state is not TransactionState.ONGOING or not description.is_of(part.transaction):
                 lost[index] = (
                     f"transaction {name}, prepared by producer {producer_id} in epoch {producer_epoch}, is now "
-                    f"{told.state.value} (producer {told.producer_id}, epoch {told.producer_epoch})"
+                    f"{description.state.value} (producer {description.producer_id}, epoch "
+                    f"{description.producer_epoch})"
                 )
             elif recreated := part.recreated(seen.topics):
                 lost[index] = f"topic(s) {', '.join(recreated)} were deleted while rows were written to them"
@@ -272,11 +273,11 @@ class KafkaCommitter(Participant):
             # after an unknown outcome the id stays busy, because the same replay may be committed again
             if verdict.outcome is not Outcome.UNKNOWN:
                 self._sweep.busy.discard(part.transaction.transactional_id)
-        told = [
+        outcomes = [
             replace(verdict, set_aside=part.letters) if verdict.outcome is Outcome.COMMITTED else verdict
             for part, verdict in both
         ]
-        return {name: told}
+        return {name: outcomes}
 
     def visible(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
         """Wait until the partitions show the commits, and check rows and markers.
@@ -316,14 +317,14 @@ class KafkaCommitter(Participant):
         Raises `OutcomeUnknown` if it is still open or was committed.
         """
         deadline = self._cluster.deadline()
-        answer, told = self._transactions.end(transaction, deadline, commit=False)
+        answer, detail = self._transactions.end(transaction, deadline, commit=False)
         if answer is EndTxnResult.DECIDED:
             return
         now = self._transactions.describe([transaction.transactional_id], deadline)[transaction.transactional_id]
         if now.is_of(transaction) and now.state in _NOT_ABORTED:
             raise OutcomeUnknown(
                 f"epoch {epoch.number}: transaction {transaction.transactional_id} has lost rows, and cannot be "
-                f"aborted: the coordinator answers {told}, and its state is {now.state.value}",
+                f"aborted: the coordinator answers {detail}, and its state is {now.state.value}",
                 hint="its rows are not written again; look at the epoch: epochsink status CHECKPOINT",
                 epoch=epoch.number,
             )

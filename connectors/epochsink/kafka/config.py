@@ -220,10 +220,10 @@ class KafkaConfig:
 
 def _single(name: str, value: str | Sequence[str] | None) -> str | None:
     """Return the expression of an argument that takes at most one."""
-    found = arguments.expressions(name, value)
-    if len(found) > 1:
+    texts = arguments.expressions(name, value)
+    if len(texts) > 1:
         raise ConfigurationError(
-            f"invalid {name}={list(found)!r}: a Kafka message has one {name}",
-            hint=f'combine them, for example {name}="to_json(struct({", ".join(found)}))"',
+            f"invalid {name}={list(texts)!r}: a Kafka message has one {name}",
+            hint=f'combine them, for example {name}="to_json(struct({", ".join(texts)}))"',
         )
-    return found[0] if found else None
+    return texts[0] if texts else None

@@ -139,7 +139,7 @@ class Sender:
 
     def _headers(self, why: str, number: int, row: pa.RecordBatch) -> list[dict[str, Any]]:
         identity, epoch = self.task.identity, self.task.epoch
-        told = {
+        headers = {
             "error": why,
             "sink": identity.sink,
             "target": self.target,
@@ -150,7 +150,7 @@ class Sender:
             "position": f"{self.task.partition}/{number}",
             ROW: _cut(json.dumps(rendered(row), ensure_ascii=False)),
         }
-        return _encoded(told)
+        return _encoded(headers)
 
     def _refuse_too_large(self, value: bytes, headers: Sequence[Mapping[str, Any]]) -> None:
         size = len(value) + sum(len(header["key"]) + len(header["value"]) + 10 for header in headers)

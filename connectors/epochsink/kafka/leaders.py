@@ -29,12 +29,12 @@ class Leaders:
         """
         self.topics = self._server.topics_known(names)
         # only if all topics are known: `partitions` may need each of them
-        asked = partitions() if len(self.topics) == len(names) else []
-        requests = self._requests(asked, questions)
+        wanted = partitions() if len(self.topics) == len(names) else []
+        requests = self._requests(wanted, questions)
         topics, answers = self._server.topics_and(names, requests)
         # the answers count only if they come from the current leaders of the same topics
         if topics == self.topics and requests:
-            return _by_question(asked, questions, answers)
+            return _by_question(wanted, questions, answers)
         self.topics = topics
         return self.ask(partitions(), *questions)
 
@@ -80,10 +80,10 @@ def _by_question(
     asked: Collection[Partition], questions: Sequence[Question], answers: Sequence[Mapping[Partition, Any]]
 ) -> list[dict[Partition, Any]]:
     """Merge the answers to `Leaders._requests`: those of each leader are in the order of the questions."""
-    found: list[dict[Partition, Any]] = [
+    by_question: list[dict[Partition, Any]] = [
         {at: value for answer in answers[index :: len(questions)] for at, value in answer.items()}
         for index in range(len(questions))
     ]
-    for values in found:
+    for values in by_question:
         require_all(asked, values, "partitions")
-    return found
+    return by_question

@@ -139,8 +139,8 @@ class KafkaLetters(Letters):
             if self._next([self._topic]) != at.number:
                 return 0, True
             ends = TopicLog(self._cluster, self._topic).ends()
-            found, more = self._some(chosen, kept.keys(), ends)
-            settled = self._fitting(found, rules, kept) if found and rules is not None else found
+            letters, more = self._some(chosen, kept.keys(), ends)
+            settled = self._fitting(letters, rules, kept) if letters and rules is not None else letters
             reach("kafka.letters.read")
             if not settled:
                 return 0, more
@@ -160,8 +160,8 @@ class KafkaLetters(Letters):
 
     def _next(self, settled_in: Sequence[str] | None = None) -> int:
         """Return the number of the next epoch of letters: even, so that all share an id, which one at a time holds."""
-        found = self._markers.read([self._group], self._cluster.deadline(), settled_in=settled_in)
-        return max((mark.epoch + 2 for mark in found.values()), default=0)
+        marks = self._markers.read([self._group], self._cluster.deadline(), settled_in=settled_in)
+        return max((mark.epoch + 2 for mark in marks.values()), default=0)
 
     def _commit(self, at: Epoch, part: KafkaCommittable) -> None:
         """Commit the transaction as that of any epoch. Raises `PrepareFailed`, `OutcomeUnknown`."""
@@ -234,21 +234,21 @@ class KafkaLetters(Letters):
 
     def _letters(self, chosen: Chosen, ends: Mapping[int, int] | None = None) -> Iterator[_Found]:
         """Yield the chosen letters that are not settled; up to ``ends``, or up to the last stable offsets."""
-        settled = {found.headers["letter"] for found in self._ours(ends) if SETTLED in found.headers}
-        for found in self._ours(ends):
-            if "error" not in found.headers or found.name in settled:
+        settled = {record.headers["letter"] for record in self._ours(ends) if SETTLED in record.headers}
+        for record in self._ours(ends):
+            if "error" not in record.headers or record.name in settled:
                 continue
-            if (not chosen.ids or found.name in chosen.ids) and chosen.epoch in {None, int(found.headers["epoch"])}:
-                yield found
+            if (not chosen.ids or record.name in chosen.ids) and chosen.epoch in {None, int(record.headers["epoch"])}:
+                yield record
 
     def _some(self, chosen: Chosen, without: Collection[str], ends: Mapping[int, int]) -> tuple[list[_Found], bool]:
         """Return the first of the chosen letters, and whether there may be more."""
         some, size = list[_Found](), 0
-        for found in self._letters(chosen, ends):
-            if found.name in without:
+        for letter in self._letters(chosen, ends):
+            if letter.name in without:
                 continue
-            some.append(found)
-            size += len(found.value) + _OVERHEAD_BYTES
+            some.append(letter)
+            size += len(letter.value) + _OVERHEAD_BYTES
             if size >= _AT_ONCE_BYTES:
                 return some, True
         return some, False

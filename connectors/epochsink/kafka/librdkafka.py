@@ -305,8 +305,10 @@ def _topic_answer(rdkafka: Library, queue: int, topic: str, deadline: float) -> 
         if code != OK:
             raise NativeError(code, f"topic '{topic}': {rdkafka.event_error_string(event).decode(errors='replace')}")
         count = ctypes.c_size_t()
-        found = rdkafka.DescribeTopics_result_topics(rdkafka.event_DescribeTopics_result(event), ctypes.byref(count))
-        return _id_of(rdkafka, found[0], topic)
+        descriptions = rdkafka.DescribeTopics_result_topics(
+            rdkafka.event_DescribeTopics_result(event), ctypes.byref(count)
+        )
+        return _id_of(rdkafka, descriptions[0], topic)
     finally:
         rdkafka.event_destroy(event)
 
@@ -315,8 +317,8 @@ def _id_of(rdkafka: Library, described: Any, topic: str) -> str:
     code = rdkafka.error_code(rdkafka.TopicDescription_error(described))
     if code != OK:
         raise NativeError(code, f"topic '{topic}': {rdkafka.describe(code)}")
-    found = rdkafka.TopicDescription_topic_id(described)
-    high, low = rdkafka.Uuid_most_significant_bits(found), rdkafka.Uuid_least_significant_bits(found)
+    pointer = rdkafka.TopicDescription_topic_id(described)
+    high, low = rdkafka.Uuid_most_significant_bits(pointer), rdkafka.Uuid_least_significant_bits(pointer)
     return uuid.UUID(int=((high & _WORD) << 64) | (low & _WORD)).hex
 
 

@@ -40,25 +40,25 @@ def findings(config: KafkaConfig, cluster: KafkaServer, schema: pa.Schema | None
 
     Without ``schema``, the columns are not compared.
     """
-    found = [] if schema is None else _columns(config, schema)
+    problems = [] if schema is None else _columns(config, schema)
     try:
         # first: the producing client reports wrong credentials or missing rights at once
-        found += trial_transaction.beginning(config) or _version(cluster)
-        if not found:
+        problems += trial_transaction.beginning(config) or _version(cluster)
+        if not problems:
             cap = transaction_timeout_cap(cluster)
-            found = _transaction_timeout(config, cap)
-        if not found and config.topic is not None:
-            found = _topic(config, cluster, schema, cap)
+            problems = _transaction_timeout(config, cap)
+        if not problems and config.topic is not None:
+            problems = _topic(config, cluster, schema, cap)
     except (Unreachable, Refused) as failure:
-        found.append(f"{failure.message}; {failure.hint}")
-    return found
+        problems.append(f"{failure.message}; {failure.hint}")
+    return problems
 
 
 def examine(config: KafkaConfig, cluster: KafkaServer) -> Iterator[Finding]:
     """Yield what an operator wants to know before a start. Raises `Unreachable`, `Refused`."""
-    found = findings(config, cluster, None)
-    yield from (Finding("cluster", each, is_fatal=True) for each in found)
-    if found:
+    problems = findings(config, cluster, None)
+    yield from (Finding("cluster", each, is_fatal=True) for each in problems)
+    if problems:
         return
     cap = transaction_timeout_cap(cluster)
     topic = "rows name their topics" if config.topic is None else f"topic {config.topic}"
@@ -74,14 +74,14 @@ def examine(config: KafkaConfig, cluster: KafkaServer) -> Iterator[Finding]:
 
 def transaction_timeout_cap(cluster: KafkaServer) -> float | None:
     """Return the longest transaction timeout (seconds) that the brokers allow; None without the right to ask."""
-    found = cluster.broker_setting("transaction.max.timeout.ms")
-    return None if found is None else int(found) / 1000
+    setting = cluster.broker_setting("transaction.max.timeout.ms")
+    return None if setting is None else int(setting) / 1000
 
 
 def largest_batch(cluster: KafkaServer, topic: str | None) -> int | None:
     """Return a topic's max.message.bytes; None if the topic does not exist, or without the right to ask."""
-    found = None if topic is None else cluster.topic_settings(topic).get("max.message.bytes")
-    return None if found is None else int(found)
+    setting = None if topic is None else cluster.topic_settings(topic).get("max.message.bytes")
+    return None if setting is None else int(setting)
 
 
 def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
@@ -117,25 +117,25 @@ def _transaction_timeout(config: KafkaConfig, cap: float | None) -> list[str]:
 
 def _topic(config: KafkaConfig, cluster: KafkaServer, schema: pa.Schema | None, cap: float | None) -> list[str]:
     topic = str(config.topic)
-    told = _describe(cluster, topic)
-    if told["error_code"] == UNKNOWN_TOPIC and config.new_topic is not None:
+    description = _describe(cluster, topic)
+    if description["error_code"] == UNKNOWN_TOPIC and config.new_topic is not None:
         if would(f"create topic '{topic}' as {config.new_topic}"):
             return []
         if failure := _create(config.new_topic, cluster, topic, "create="):
             return [failure]
-        told = _describe(cluster, topic)
-    if told["error_code"] == UNKNOWN_TOPIC:
+        description = _describe(cluster, topic)
+    if description["error_code"] == UNKNOWN_TOPIC:
         return [f"topic '{topic}' does not exist; create it, correct topic=, or set create=True or NewTopic(...)"]
-    if told["error_code"] != 0:
-        code = int(told["error_code"])
+    if description["error_code"] != 0:
+        code = int(description["error_code"])
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
     # after the topic was created: before that it has no settings
     settings = cluster.topic_settings(topic)
     if schema is not None:
         log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
-    found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
+    problems = _rights(topic, description) + _replicas(topic, description, settings) + _sizes(config, topic, settings)
     return (
-        found
+        problems
         or (_compaction(config, settings, schema) if schema is not None else [])
         or _witness(cluster, topic)
         or _letters(config, cluster, settings)
@@ -157,8 +157,8 @@ def _witness(cluster: KafkaServer, topic: str) -> list[str]:
 
 
 def _describe(cluster: KafkaServer, topic: str) -> dict[str, Any]:
-    told: dict[str, Any] = cluster.until(cluster.deadline(), lambda: cluster.describe_topic(topic))
-    return told
+    description: dict[str, Any] = cluster.until(cluster.deadline(), lambda: cluster.describe_topic(topic))
+    return description
 
 
 def rules_of_letters(config: KafkaConfig, cluster: KafkaServer) -> Rules:
@@ -193,8 +193,8 @@ def _letters(config: KafkaConfig, cluster: KafkaServer, of_rows: Mapping[str, st
             f"the settings of topic '{config.topic}' may not be read; grant DESCRIBE_CONFIGS: {_LETTERS_NEED_LIMITS}"
         ]
     least = 2 * int(of_rows["max.message.bytes"])
-    told = _describe(cluster, topic)
-    if told["error_code"] == UNKNOWN_TOPIC:
+    description = _describe(cluster, topic)
+    if description["error_code"] == UNKNOWN_TOPIC:
         replication = config.new_topic.replication if config.new_topic else None
         largest = str(max(least, _DEFAULT_LARGEST_LETTER))
         kept = {"cleanup.policy": "delete", "retention.ms": "-1", "max.message.bytes": largest}
@@ -203,25 +203,27 @@ def _letters(config: KafkaConfig, cluster: KafkaServer, of_rows: Mapping[str, st
             return []
         if failure := _create(wanted, cluster, topic, "dead_letter_topic="):
             return [failure]
-        told = _describe(cluster, topic)
-    if told["error_code"] != 0:
-        code = int(told["error_code"])
+        description = _describe(cluster, topic)
+    if description["error_code"] != 0:
+        code = int(description["error_code"])
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
     settings = cluster.topic_settings(topic)
-    found = _rights(topic, told) + _replicas(topic, told, settings)
+    problems = _rights(topic, description) + _replicas(topic, description, settings)
     if "max.message.bytes" not in settings:
-        found.append(f"the settings of topic '{topic}' may not be read; grant DESCRIBE_CONFIGS: {_LETTERS_NEED_LIMITS}")
+        problems.append(
+            f"the settings of topic '{topic}' may not be read; grant DESCRIBE_CONFIGS: {_LETTERS_NEED_LIMITS}"
+        )
     elif int(settings["max.message.bytes"]) < least:
-        found.append(
+        problems.append(
             f"topic '{topic}' has max.message.bytes = {settings['max.message.bytes']}, and a dead letter may need "
             f"twice what topic '{config.topic}' allows; set it to at least {least}"
         )
     if "compact" in settings.get("cleanup.policy", ""):
-        found.append(
+        problems.append(
             f"topic '{topic}' has cleanup.policy = {settings['cleanup.policy']}, and dead letters have no key; set "
             "it to delete"
         )
-    return found or _witness(cluster, topic)
+    return problems or _witness(cluster, topic)
 
 
 def _create(wanted: NewTopic, cluster: KafkaServer, topic: str, argument: str) -> str | None:
@@ -269,12 +271,12 @@ def _replicas(topic: str, told: Mapping[str, Any], settings: Mapping[str, str]) 
 
 def _sizes(config: KafkaConfig, topic: str, settings: Mapping[str, str]) -> list[str]:
     allowed = settings.get("max.message.bytes")
-    asked = config.options.get("message.max.bytes")
-    if allowed is None or asked is None or int(asked) <= int(allowed):
+    setting = config.options.get("message.max.bytes")
+    if allowed is None or setting is None or int(setting) <= int(allowed):
         return []
     finding = (
-        f"message.max.bytes = {asked} in options is above max.message.bytes = {allowed} of topic '{topic}': the broker "
-        "would refuse rows that the client accepts; raise the topic's setting or lower the option"
+        f"message.max.bytes = {setting} in options is above max.message.bytes = {allowed} of topic '{topic}': the "
+        "broker would refuse rows that the client accepts; raise the topic's setting or lower the option"
     )
     return [finding]
 

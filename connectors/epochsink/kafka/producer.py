@@ -296,10 +296,10 @@ class TransactionalProducer:
         if code != OK:
             raise NativeError(code, self._with_trouble(self._rdkafka.describe(code)))
         try:
-            found = answer.contents.topics[0]
-            if found.err not in (OK, LEADER_NOT_AVAILABLE):
-                raise NativeError(found.err, f"topic '{topic}': {self._rdkafka.describe(found.err)}")
-            return 0 if found.err else int(found.partition_cnt)
+            description = answer.contents.topics[0]
+            if description.err not in (OK, LEADER_NOT_AVAILABLE):
+                raise NativeError(description.err, f"topic '{topic}': {self._rdkafka.describe(description.err)}")
+            return 0 if description.err else int(description.partition_cnt)
         finally:
             self._rdkafka.metadata_destroy(answer)
 

@@ -149,11 +149,11 @@ def _remainder_step(value: int) -> int:
 
 
 def _applied(matrix: tuple[int, ...], value: int) -> int:
-    found = 0
+    result = 0
     for column in matrix:
         if not value:
             break
         if value & 1:
-            found ^= column
+            result ^= column
         value >>= 1
-    return found
+    return result

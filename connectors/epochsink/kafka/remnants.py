@@ -45,8 +45,8 @@ def open_transactions(transactions: Transactions, prefix: str, deadline: float) 
     """Return the open transactions whose ids have a prefix, oldest first. Raises `Unreachable`, `Refused`."""
     names = transactions.open_ids(prefix, deadline)
     described = transactions.describe(names, deadline) if names else {}
-    found = (_remnant(text, now) for text, now in described.items() if now.state is TransactionState.ONGOING)
-    return sorted((one for one in found if one is not None), key=lambda one: one.since or 0)
+    remnants = (_remnant(text, now) for text, now in described.items() if now.state is TransactionState.ONGOING)
+    return sorted((one for one in remnants if one is not None), key=lambda one: one.since or 0)
 
 
 def _remnant(text: str, now: Description) -> Remnant | None:

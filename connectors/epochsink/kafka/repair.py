@@ -70,8 +70,8 @@ class LogRepair:
         uncounted = {topic for topic in ids if why_uncounted(self._cluster, topic)}
         # before the records: a driver that commits meanwhile is fenced, or is noticed by a marker without records
         marks = self._markers.read_around(done, deadline=deadline)
-        found = tallies(self._cluster, parts, ids)
-        look = [_Part(part, found[part.transaction], not uncounted.isdisjoint(part.topics)) for part in parts]
+        counts = tallies(self._cluster, parts, ids)
+        look = [_Part(part, counts[part.transaction], not uncounted.isdisjoint(part.topics)) for part in parts]
         applied = [self._is_applied(done, each, marks) for each in look]
         self._shown |= {(tally.place.topic, tally.place.partition) for each in look for tally in each.shown}
         self._lost |= {each.part.transaction for each, there in zip(look, applied, strict=True) if not there}

@@ -88,8 +88,8 @@ def _too_soon(settings: Mapping[str, str], *, dated: bool) -> str | None:
 
 def _retention_hours(settings: Mapping[str, str]) -> float | None:
     """Return for how many hours records are kept; None for ever."""
-    told = settings.get("retention.ms", "0")
-    return None if told == _NO_LIMIT else int(told) / _HOUR_MS
+    setting = settings.get("retention.ms", "0")
+    return None if setting == _NO_LIMIT else int(setting) / _HOUR_MS
 
 
 class _Noted(NamedTuple):
@@ -141,7 +141,9 @@ class LogEnds:
         except (Unreachable, Refused) as failure:
             log.info("epoch %d is spooled: topic %s could not be read: %s", epoch.number, self._named, failure)
             return False
-        places = [WrittenPartition(topic, *place) for topic, found in ends.items() for place in sorted(found.items())]
+        places = [
+            WrittenPartition(topic, *place) for topic, offsets in ends.items() for place in sorted(offsets.items())
+        ]
         self._noted = _Noted(epoch.attempt, schema, {each.topic: each.topic_id for each in logs}, tuple(places))
         return True
 

@@ -241,13 +241,13 @@ class KafkaServer(ABC):
 
     def broker_setting(self, name: str) -> str | None:
         """Return a setting of one broker; None without the right to read it."""
-        found: str | None = self.until(self.deadline(), lambda: self.ask_broker_setting(name))
-        return found
+        value: str | None = self.until(self.deadline(), lambda: self.ask_broker_setting(name))
+        return value
 
     def topic_settings(self, topic: str) -> Mapping[str, str]:
         """Return the settings of a topic, by name; empty if it does not exist, or without the right to read them."""
-        found: Mapping[str, str] = self.until(self.deadline(), lambda: self.ask_topic_settings(topic))
-        return found
+        settings: Mapping[str, str] = self.until(self.deadline(), lambda: self.ask_topic_settings(topic))
+        return settings
 
     def topic_ids(self, names: Collection[str], deadline: float) -> dict[str, str]:
         """Return the id (32 hex) of each of these topics that exists."""

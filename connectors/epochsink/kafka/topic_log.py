@@ -42,8 +42,10 @@ class TopicLog:
 
         None means that the partition does not have the offset.
         """
-        asked = {(self.topic, number): End(offset) for number, offset in positions.items()}
-        records = Records(positions=asked, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES)
+        positions_by_partition = {(self.topic, number): End(offset) for number, offset in positions.items()}
+        records = Records(
+            positions=positions_by_partition, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES
+        )
         return {number: fetched.records for number, fetched in self._ask(records, positions).items()}
 
     def join(self, transaction: Transaction, partitions: Collection[int]) -> None:
@@ -80,15 +82,17 @@ class TopicLog:
 
     def _ask(self, question: Question, partitions: Iterable[int] | None = None) -> dict[int, Any]:
         """Return the leaders' answers about some partitions, or about all of the topic."""
-        asked = None if partitions is None else [(self.topic, number) for number in partitions]
+        wanted = None if partitions is None else [(self.topic, number) for number in partitions]
 
         def attempt() -> dict[int, Any]:
             leaders = Leaders(self._cluster)
-            [found] = leaders.look([self.topic], lambda: leaders.partitions() if asked is None else asked, question)
+            [by_partition] = leaders.look(
+                [self.topic], lambda: leaders.partitions() if wanted is None else wanted, question
+            )
             if self.topic not in leaders.topics:
                 raise_for(UNKNOWN_TOPIC, f"topic '{self.topic}'")
             self.topic_id = leaders.topics[self.topic].id
-            return {number: told for (_, number), told in found.items()}
+            return {number: answer for (_, number), answer in by_partition.items()}
 
         answers: dict[int, Any] = self._cluster.until(self._cluster.deadline(), attempt)
         return answers

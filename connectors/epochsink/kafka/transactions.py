@@ -119,8 +119,8 @@ class Transactions:
                 raise RetriableError(f"EndTxn for {transaction.transactional_id}: {name}")
             return answer, f"{name}; {errors.hint(code)}" if answer is EndTxnResult.REFUSED else name
 
-        found: tuple[EndTxnResult, str] = self._cluster.until(deadline, attempt)
-        return found
+        outcome: tuple[EndTxnResult, str] = self._cluster.until(deadline, attempt)
+        return outcome
 
     def give_up(self, transaction: Transaction, *, answered: bool = True) -> None:
         """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it.
@@ -156,8 +156,8 @@ class Transactions:
                     raise_for(code, f"fencing off {name}")
             # this is the answer if the abort is stored, but also if the producer was just adding a partition
             now = self._cluster.describe_transactions([name for name in left if name in answers])
-            for name, told in now.items():
-                if not _is_left_open(left[name], told):
+            for name, description in now.items():
+                if not _is_left_open(left[name], description):
                     del left[name]
             if left:
                 raise RetriableError(f"not fenced off yet: {', '.join(left)}")
@@ -177,15 +177,15 @@ class Transactions:
     def describe(self, ids: Iterable[str], deadline: float) -> dict[str, Description]:
         """Return the state of each transactional id."""
         wanted = list(ids)
-        found: dict[str, Description] = self._cluster.until(
+        descriptions: dict[str, Description] = self._cluster.until(
             deadline, lambda: self._cluster.describe_transactions(wanted)
         )
-        return found
+        return descriptions
 
     def initialise(self, name: str, deadline: float) -> Producer:
         """Initialise a transactional id, as a producer does; return its new producer."""
-        found: Producer = self._cluster.until(deadline, lambda: self._cluster.initialise_producer(name))
-        return found
+        producer: Producer = self._cluster.until(deadline, lambda: self._cluster.initialise_producer(name))
+        return producer
 
     def open_ids(self, prefix: str, deadline: float) -> list[str]:
         """Return the transactional ids with this prefix whose transaction is open, on any broker."""

@@ -102,9 +102,9 @@ def _left_open(config: KafkaConfig, topic: str, timeout_ms: int) -> Transaction:
 
 def _ended(transactions: Transactions, transaction: Transaction, deadline: float) -> list[str]:
     name = transaction.transactional_id
-    answer, told = transactions.end(transaction, deadline, commit=False)
+    answer, detail = transactions.end(transaction, deadline, commit=False)
     if answer is EndTxnResult.REFUSED:
-        return [f"the coordinator refuses to end transaction {name}: {told}"]
+        return [f"the coordinator refuses to end transaction {name}: {detail}"]
     # the answer is not proof: some clusters accept the request and leave the transaction open
     while transactions.describe([name], deadline)[name].state in ENDING:
         if time.monotonic() >= deadline:

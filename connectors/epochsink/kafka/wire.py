@@ -78,15 +78,15 @@ def end(transaction: Transaction, *, commit: bool) -> EndTxnRequest:
 
 def described(ids: Sequence[str], answers: Sequence[Any]) -> dict[str, Description]:
     """Read the answers to DescribeTransactions."""
-    found: dict[str, Description] = {}
+    descriptions: dict[str, Description] = {}
     states = [state for answer in answers for state in answer.transaction_states]
     require_all(ids, (state.transactional_id for state in states), "transactional ids")
     for state in states:
         if state.error_code == _ID_NOT_FOUND:
-            found[state.transactional_id] = Description(TransactionState.NOT_FOUND)
+            descriptions[state.transactional_id] = Description(TransactionState.NOT_FOUND)
             continue
         raise_for(state.error_code, f"describing {state.transactional_id}")
-        found[state.transactional_id] = Description(
+        descriptions[state.transactional_id] = Description(
             TransactionState(state.transaction_state),
             state.producer_id,
             state.producer_epoch,
@@ -94,7 +94,7 @@ def described(ids: Sequence[str], answers: Sequence[Any]) -> dict[str, Descripti
             state.transaction_timeout_ms,
             [(at.topic, number) for at in state.topics for number in at.partitions],
         )
-    return found
+    return descriptions
 
 
 def describe(ids: list[str]) -> DescribeTransactionsRequest:
@@ -126,14 +126,16 @@ _SEVERAL_GROUPS: Final = 8
 
 def group_offsets(groups: list[str], topics: Collection[str] | None, *, stable: bool) -> OffsetFetchRequest:
     """Return the request for markers under these topics, or under all."""
-    asked = OffsetFetchRequest.OffsetFetchRequestGroup
+    group_request = OffsetFetchRequest.OffsetFetchRequestGroup
     named = (
         None
         if topics is None
-        else [asked.OffsetFetchRequestTopics(name=topic, partition_indexes=[MARKED_PARTITION]) for topic in topics]
+        else [
+            group_request.OffsetFetchRequestTopics(name=topic, partition_indexes=[MARKED_PARTITION]) for topic in topics
+        ]
     )
     return OffsetFetchRequest(
-        groups=[asked(group_id=group, topics=named) for group in groups],
+        groups=[group_request(group_id=group, topics=named) for group in groups],
         require_stable=stable,
         min_version=_SEVERAL_GROUPS,
         max_version=_SEVERAL_GROUPS,
@@ -187,9 +189,11 @@ def ask(question: Question, partitions: Collection[Partition]) -> Any:
         case Offsets():
             return _offsets(question, partitions)
         case Producers():
-            asked = DescribeProducersRequest.TopicRequest
+            topic_request = DescribeProducersRequest.TopicRequest
             return DescribeProducersRequest(
-                topics=[asked(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(partitions)]
+                topics=[
+                    topic_request(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(partitions)
+                ]
             )
         case EpochEnds():
             return _epoch_ends(question, partitions)
@@ -246,22 +250,22 @@ def _offsets(question: Offsets, partitions: Collection[Partition]) -> ListOffset
 
 def _read_offsets(answer: Any) -> Iterator[tuple[Partition, End]]:
     for topic in answer.topics:
-        for told in topic.partitions:
-            raise_for(told.error_code, f"the offsets of {topic.name}-{told.partition_index}")
-            yield (topic.name, told.partition_index), End(told.offset, told.leader_epoch)
+        for partition in topic.partitions:
+            raise_for(partition.error_code, f"the offsets of {topic.name}-{partition.partition_index}")
+            yield (topic.name, partition.partition_index), End(partition.offset, partition.leader_epoch)
 
 
 def _read_producers(answer: Any) -> Iterator[tuple[Partition, Sequence[ProducerState]]]:
     for topic in answer.topics:
-        for told in topic.partitions:
-            raise_for(told.error_code, f"the producers of {topic.name}-{told.partition_index}")
+        for partition in topic.partitions:
+            raise_for(partition.error_code, f"the producers of {topic.name}-{partition.partition_index}")
             yield (
-                (topic.name, told.partition_index),
+                (topic.name, partition.partition_index),
                 [
                     ProducerState(
                         each.producer_id, each.producer_epoch, each.last_sequence, each.current_txn_start_offset
                     )
-                    for each in told.active_producers
+                    for each in partition.active_producers
                 ],
             )
 
@@ -287,9 +291,9 @@ def _epoch_ends(question: EpochEnds, partitions: Collection[Partition]) -> Offse
 
 def _read_epoch_ends(answer: Any) -> Iterator[tuple[Partition, int]]:
     for topic in answer.topics:
-        for told in topic.partitions:
-            raise_for(told.error_code, f"the leader epochs of {topic.topic}-{told.partition}")
-            yield (topic.topic, told.partition), told.end_offset
+        for partition in topic.partitions:
+            raise_for(partition.error_code, f"the leader epochs of {topic.topic}-{partition.partition}")
+            yield (topic.topic, partition.partition), partition.end_offset
 
 
 def _fetch(question: Records, partitions: Collection[Partition]) -> FetchRequest:
@@ -352,11 +356,11 @@ def _produce(question: Append, partitions: Collection[Partition]) -> ProduceRequ
 
 def _read_offset(answer: Any) -> Iterator[tuple[Partition, int]]:
     [topic] = answer.responses
-    [told] = topic.partition_responses
+    [partition] = topic.partition_responses
     # a duplicate is in the log already: the answer to its first copy was lost
-    if told.error_code != _DUPLICATE_SEQUENCE:
-        raise_for(told.error_code, f"appending to {topic.name}-{told.index}: {told.error_message or ''}")
-    yield (topic.name, told.index), told.base_offset
+    if partition.error_code != _DUPLICATE_SEQUENCE:
+        raise_for(partition.error_code, f"appending to {topic.name}-{partition.index}: {partition.error_message or ''}")
+    yield (topic.name, partition.index), partition.base_offset
 
 
 def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]]:

@@ -144,8 +144,8 @@ class Witness:
             [producers] = leaders.look(names, leaders.partitions, Producers())
             return _open_before([part for part in parts if not part.recreated(leaders.ids())], producers)
 
-        found: Mapping[Producer, Partition] = self._cluster.until(deadline, attempt)
-        return found
+        open_producers: Mapping[Producer, Partition] = self._cluster.until(deadline, attempt)
+        return open_producers
 
     def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float, *, ended: bool) -> Loss:
         """Look for the ends of committed parts, and for rows that partitions have lost.
@@ -162,17 +162,17 @@ class Witness:
             if topics := sorted({topic for part in parts for topic in part.recreated(leaders.ids())}):
                 return Loss(f"topic(s) {', '.join(topics)} were deleted, and perhaps created again")
             # a leader without these records has lost them, or retention has deleted them: `_cut_off` tells which
-            gone = {at for at, found in first.items() if found.records is None}
+            gone = {at for at, evidence in first.items() if evidence.records is None}
             if cut := _cut_off(leaders, parts, gone | endings.mixed()):
                 return Loss(cut)
             # the records of the vote are still there: read from behind them
             endings.again_from_vote(gone)
-            shown = {at: found for at, found in first.items() if at not in gone}
+            shown = {at: evidence for at, evidence in first.items() if at not in gone}
             aborted = endings.aborted(leaders, shown, deadline, ended=ended)
             return Loss(aborted, () if aborted else endings.unseen())
 
-        found: Loss = self._cluster.until(deadline, attempt)
-        return found
+        evidence: Loss = self._cluster.until(deadline, attempt)
+        return evidence
 
 
 def _open_places(
@@ -182,14 +182,14 @@ def _open_places(
 ) -> dict[int, list[tuple[WrittenPartition, int]]]:
     """Return the places where the parts' transactions are open, with their row counts, by producer id."""
     epochs = {part.transaction.producer_id: part.transaction.producer_epoch for part in parts}
-    found: dict[int, list[tuple[WrittenPartition, int]]] = {producer_id: [] for producer_id in epochs}
+    places: dict[int, list[tuple[WrittenPartition, int]]] = {producer_id: [] for producer_id in epochs}
     for (topic, number), states in producers.items():
         for state in states:
             start = state.start
             if start != _NOT_OPEN and epochs.get(state.producer_id) == state.producer_epoch:
                 place = WrittenPartition(topic, number, start, *ends[topic, number])
-                found[state.producer_id].append((place, state.last_sequence + 1))
-    return found
+                places[state.producer_id].append((place, state.last_sequence + 1))
+    return places
 
 
 def _open_before(
@@ -305,12 +305,12 @@ class _Endings:
                 self._voted[at] = min(place.end, self._voted.get(at, place.end))
                 noted = End(place.end, place.leader_epoch)
                 self._ends.setdefault(at, set()).add(ends.get(part.transaction, {}).get(at, noted))
-        self._positions = {at: min(found) for at, found in self._ends.items()}
+        self._positions = {at: min(offsets) for at, offsets in self._ends.items()}
         self._deleted: set[Partition] = set()
 
     def mixed(self) -> set[Partition]:
         """Return the partitions with several noted ends: a fetch from the first one proves nothing about the others."""
-        return {at for at, found in self._ends.items() if len(found) > 1}
+        return {at for at, offsets in self._ends.items() if len(offsets) > 1}
 
     def again_from_vote(self, partitions: Iterable[Partition]) -> None:
         """Read these partitions from the end that the vote noted, without the check for cut-off records."""
@@ -338,11 +338,11 @@ class _Endings:
         # not for long at first: the coordinator knows whether the ends are still being written
         patience = deadline if ended else self._clock.monotonic() + _MARKERS_SECONDS
         while True:
-            for at, found in fetched.items():
-                if lost := self._read(at, found.records or b""):
+            for at, records in fetched.items():
+                if lost := self._read(at, records.records or b""):
                     return lost
                 # the position is gone, or the whole log was read: the ends were deleted
-                if found.records is None or (ended and self._positions[at].offset >= found.end):
+                if records.records is None or (ended and self._positions[at].offset >= records.end):
                     self._deleted.add(at)
             late = self._clock.monotonic() > patience
             if not (ahead := self.ahead()) or (late and not ended):

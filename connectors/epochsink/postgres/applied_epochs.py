@@ -93,8 +93,8 @@ class MarkerRows:
         """Return the marks of the rows, beside those that these epochs leave."""
         base = {} if self.base is None else {self.base: Mark(JOINED, self.base)}
         left = marks_of(done) if done else {}
-        found = self._newest_of(database, done.epoch if done else None, left)
-        return Marks(f"table {table}", found, left if done else base, marks_of(pending) if pending else {})
+        marks = self._newest_of(database, done.epoch if done else None, left)
+        return Marks(f"table {table}", marks, left if done else base, marks_of(pending) if pending else {})
 
     def _newest_of(self, database: Database, epoch: int | None, parts: Iterable[str]) -> dict[str, Mark]:
         """Return the newest mark of each part applied at ``epoch`` (None: whatever is newest) or later.
@@ -104,11 +104,11 @@ class MarkerRows:
         rows = self._table(database).since(self._key, epoch, self.base)
         # a start that failed after its row of joining has left a row that means nothing
         marks = {part: Mark(number, attempt) for part, number, attempt in rows}
-        found = {part: mark for part, mark in marks.items() if mark.epoch > JOINED or part == self.base}
-        newest = max(found.values(), key=lambda mark: mark.epoch, default=None)
+        newest_marks = {part: mark for part, mark in marks.items() if mark.epoch > JOINED or part == self.base}
+        newest = max(newest_marks.values(), key=lambda mark: mark.epoch, default=None)
         if newest is not None and epoch is not None and newest.epoch < epoch:
-            found |= dict.fromkeys(parts, newest)
-        return found
+            newest_marks |= dict.fromkeys(parts, newest)
+        return newest_marks
 
     def purge(self, database: Database, epoch: int) -> None:
         """Delete the marks of epochs that are too old to be needed."""

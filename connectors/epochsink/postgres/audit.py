@@ -31,10 +31,10 @@ def audit(connection: Connection, table: Table, receipts: Sequence[Receipt]) -> 
         return []
     oldest = min(receipt.epoch for receipt in receipts)
     statement = sql.SQL(_MARKERS).format(sql.Identifier(table.config.marker_schema, TABLE))
-    found = connection.execute(statement, [table.key, JOINED, oldest]).fetchall()
+    counts = connection.execute(statement, [table.key, JOINED, oldest]).fetchall()
     attempts: dict[int, dict[str, str]] = {}
     transactions: dict[int, set[str]] = {}
-    for epoch, part, attempt, xmin in found:
+    for epoch, part, attempt, xmin in counts:
         attempts.setdefault(epoch, {})[part] = attempt
         transactions.setdefault(epoch, set()).add(xmin)
     # an upsert's rows lose their xmin to the epoch that replaces them next
@@ -68,13 +68,13 @@ class _Rows:
                 "its marker is there; one transaction has inserted the markers of several epochs: they were restored "
                 "from a dump, which does not tell which row belongs to which epoch"
             )
-        found = sum(self._counts.get(transaction, 0) for transaction in own)
+        count = sum(self._counts.get(transaction, 0) for transaction in own)
         expected = receipt.rows - (receipt.set_aside or 0)
-        if found == 0 < expected and self._counts.get(None):
+        if count == 0 < expected and self._counts.get(None):
             return receipt.not_compared(
                 "its marker is there; all rows since then are of other transactions: another program has replaced "
                 "them, ALTER TABLE has written the table again, or they were inserted under savepoints"
             )
         return receipt.counted(
-            found, expected, "another program has deleted or changed some, or a trigger has kept them back"
+            count, expected, "another program has deleted or changed some, or a trigger has kept them back"
         )

@@ -162,8 +162,8 @@ def located(connection: Connection, relation: Relation) -> Relation:
     """
     if relation.schema is not None:
         return relation
-    found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
-    return Relation(found[0] if found else None, relation.name)
+    row = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
+    return Relation(row[0] if row else None, relation.name)
 
 
 def read_target(connection: Connection, relation: Relation) -> TargetTable | None:
@@ -253,10 +253,10 @@ def unsafe(target: TargetTable, key: Sequence[str], *, deletes: bool, direct: bo
 
 def require_safe(target: TargetTable, key: Sequence[str], *, deletes: bool, direct: bool = False) -> None:
     """Raise `PrepareFailed` if the table cannot hold epochs safely; an operator has to act."""
-    found = list(unsafe(target, key, deletes=deletes, direct=direct))
-    if found:
+    reasons = list(unsafe(target, key, deletes=deletes, direct=direct))
+    if reasons:
         raise PrepareFailed(
-            "; ".join(found), hint="change the table as said above, then restart the query", may_pass=False
+            "; ".join(reasons), hint="change the table as said above, then restart the query", may_pass=False
         )
 
 

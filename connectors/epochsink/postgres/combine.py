@@ -59,9 +59,9 @@ def folds(
     would wait for the end of this one, prepared as it may be. Raises `psycopg.Error`.
     """
     prefix = f"epochsink_fold_{uuid.uuid4().hex}"
-    made: Folds = {}
+    functions: Folds = {}
     for place, (name, text) in enumerate(expressions.items()):
-        made[name] = sql.Identifier(schema, f"{prefix}_{place}")
+        functions[name] = sql.Identifier(schema, f"{prefix}_{place}")
         kind, new = sql.SQL(columns[name]), sql.Identifier(NEW)
         # as text, and not as RETURN: only then are values compared by the collation of their column
         body = sql.SQL("SELECT CASE WHEN $3 THEN {} ELSE {}::{} END").format(new, expression(text), kind)
@@ -72,15 +72,15 @@ def folds(
                 "CREATE AGGREGATE {fold} ({kind}, boolean) (SFUNC = {step}, STYPE = {kind})"
             ).format(
                 step=_step(schema, prefix, place),
-                fold=made[name],
+                fold=functions[name],
                 kind=kind,
                 stored=sql.Identifier(STORED),
                 new=new,
                 body=sql.Literal(body.as_string(connection)),
             )
         )
-    yield made
-    for place, fold in enumerate(made.values()):
+    yield functions
+    for place, fold in enumerate(functions.values()):
         connection.execute(sql.SQL("DROP ROUTINE {}; DROP ROUTINE {}").format(fold, _step(schema, prefix, place)))
 
 

@@ -41,10 +41,10 @@ def check_compared(
 ) -> Iterator[str]:
     """Yield columns of newer_wins= and accumulate= whose type cannot be compared or combined exactly."""
     row = {encoding.field.name: encoding for encoding in encodings}
-    asked: list[tuple[str, str, str]] = [("accumulate", name, how) for name, how in config.accumulate.items()]
+    comparisons: list[tuple[str, str, str]] = [("accumulate", name, how) for name, how in config.accumulate.items()]
     if config.newer_wins is not None:
-        asked.append(("newer_wins", config.newer_wins, _ORDER))
-    for argument, name, how in asked:
+        comparisons.append(("newer_wins", config.newer_wins, _ORDER))
+    for argument, name, how in comparisons:
         if name not in row:
             yield f"{argument}= names {name!r}, which is not a column of the row that fits the table; add it in select="
             continue
@@ -92,7 +92,7 @@ def _check_expression(
         )
         return
     try:
-        made = _try(connection, config.marker_schema, column, text)
+        constants = _try(connection, config.marker_schema, column, text)
     except errors.InvalidObjectDefinition:
         yield (
             f"{said}: the expression is not immutable, so an epoch that is prepared again could get another result; "
@@ -107,9 +107,9 @@ def _check_expression(
             f"the row's, whose result can be assigned to {column.declared}"
         )
     else:
-        if made:
+        if constants:
             yield (
-                f"{said}: the server has read another constant out of it, {', '.join(made)}, so an epoch that is "
+                f"{said}: the server has read another constant out of it, {', '.join(constants)}, so an epoch that is "
                 "prepared again, or a later start, could get another one; leave out 'now', 'today' and the like, and "
                 "write a constant as the server does, e.g. '2026-01-31'::date"
             )
@@ -141,11 +141,11 @@ def _try(connection: Connection, schema: str, column: Column, text: str) -> list
             generated.format(sql.Identifier("cast"), kind, sql.SQL("({}::{})").format(expression(text), declared)),
         )
         connection.execute(sql.SQL("ALTER TABLE {} {}").format(trial, sql.SQL(", ").join(columns)))
-        made = _read_constants(connection, trial, text)
+        constants = _read_constants(connection, trial, text)
         with folds(connection, schema, {column.name: text}, {column.name: column.declared}):
             pass
         connection.rollback()
-    return made
+    return constants
 
 
 def _read_constants(connection: Connection, trial: sql.Identifier, text: str) -> list[str]:
@@ -157,9 +157,9 @@ def _read_constants(connection: Connection, trial: sql.Identifier, text: str) ->
     """
     query = "SELECT pg_catalog.pg_get_expr(adbin, adrelid) FROM pg_catalog.pg_attrdef WHERE adrelid = %s::regclass"
     shown = connection.execute(query, [trial.as_string(connection)]).fetchall()
-    found = {(value.replace("''", "'"), kind) for (whole,) in shown for value, kind in _CONSTANT.findall(whole)}
+    constants = {(value.replace("''", "'"), kind) for (whole,) in shown for value, kind in _CONSTANT.findall(whole)}
     return [
         f"'{value}'::{kind}"
-        for value, kind in sorted(found)
+        for value, kind in sorted(constants)
         if value not in text and connection.execute(_READS_THE_MOMENT, [kind]).fetchone() is not None
     ]

@@ -125,8 +125,8 @@ class EpochLetters:
             "SELECT pg_catalog.count(*) FROM {} WHERE key OPERATOR(pg_catalog.=) %s "
             "AND epoch OPERATOR(pg_catalog.=) %s AND attempt OPERATOR(pg_catalog.=) %s"
         ).format(sql.Identifier(member.schema, TABLE))
-        found = connection.execute(statement, [member.key, self.epoch, self.attempt]).fetchone()
-        return int(found[0]) if found else 0
+        row = connection.execute(statement, [member.key, self.epoch, self.attempt]).fetchone()
+        return int(row[0]) if row else 0
 
     def _refuse_more(self, sink: str, member: Member, refusals: Sequence[RefusedRow]) -> None:
         limit = self.limits.get(sink, 1.0)

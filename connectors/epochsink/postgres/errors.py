@@ -190,8 +190,8 @@ _OTHER: Final = Rule(
 
 def rule_of(error: psycopg.Error) -> Rule:
     """Return the rule for an error."""
-    found = next((rule for rule in RULES if isinstance(error, rule.error)), None)
-    return found or (_LOST if is_disconnected(error) else _OTHER)
+    matching = next((rule for rule in RULES if isinstance(error, rule.error)), None)
+    return matching or (_LOST if is_disconnected(error) else _OTHER)
 
 
 _PASSING_CLASSES: Final = ("08", "40", "53", "57", "58", "XX")
@@ -365,13 +365,13 @@ def _first_line(text: str | None) -> str:
 
 def _place(context: str) -> str:
     """Return the table, line and column, or the function, that refused a row."""
-    found = re.match(r"COPY [^:]*|PL/\w+ function .*", context)
-    return found[0] if found else ""
+    match = re.match(r"COPY [^:]*|PL/\w+ function .*", context)
+    return match[0] if match else ""
 
 
 def _values(error: psycopg.Error, *, is_refusal: bool) -> str:
     """Return the parts of the server's message that quote the refused row."""
     if not _quotes_rows(error, is_refusal=is_refusal):
         return ""
-    told = (error.diag.message_primary, error.diag.message_detail, _first_line(error.diag.context))
-    return "; ".join(text for text in told if text)
+    texts = (error.diag.message_primary, error.diag.message_detail, _first_line(error.diag.context))
+    return "; ".join(text for text in texts if text)

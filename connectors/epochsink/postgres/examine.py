@@ -68,8 +68,8 @@ def _fatal(what: str, findings: list[str]) -> Iterator[Finding]:
 
 def _clock(connection: Connection) -> Finding:
     before = time.time()
-    told = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
-    ahead = (float(told[0]) if told else before) - (before + time.time()) / 2
+    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    ahead = (float(row[0]) if row else before) - (before + time.time()) / 2
     return Finding.of_clock("the server", ahead)
 
 
@@ -77,13 +77,13 @@ def _room(connection: Connection, limit: int, mode: str) -> Finding:
     if mode == "staged":
         return Finding("settings", f"max_prepared_transactions = {limit}; epochs are staged, and merged once decided")
     used, oldest = connection.execute(_USED).fetchone() or (0, 0.0)
-    found = f"max_prepared_transactions = {limit}, {used} in use"
+    text = f"max_prepared_transactions = {limit}, {used} in use"
     if used:
-        found += f", the oldest for {oldest:.0f} s"
+        text += f", the oldest for {oldest:.0f} s"
     if limit == 0:
-        return Finding("settings", found, "set it to at least 10 and restart, or use commit='staged'", is_fatal=True)
+        return Finding("settings", text, "set it to at least 10 and restart, or use commit='staged'", is_fatal=True)
     hint = f"raise it, or see who holds them: epochsink orphans --dsn DSN; a sink needs {_FREE}"
-    return Finding("settings", found, hint if limit - used < _FREE else "")
+    return Finding("settings", text, hint if limit - used < _FREE else "")
 
 
 def _trial(config: PostgresConfig, connection: Connection, target: TargetTable, mode: str, *, marks: bool) -> Finding:

@@ -66,7 +66,7 @@ class PostgresLetters(Letters):
         with self._ask(f"reading the dead letters of {self._table}") as connection:
             if not self._exist(connection):
                 return []
-            found = connection.execute(
+            rows = connection.execute(
                 sql.SQL(
                     "SELECT id, epoch, coalesce(sqlstate, ''), error, \"row\", set_aside_at FROM {} WHERE {} "
                     "ORDER BY id DESC LIMIT {}"
@@ -74,7 +74,7 @@ class PostgresLetters(Letters):
             ).fetchall()
         return [
             Letter(str(number), epoch, state, error, row, at.isoformat(timespec="seconds"))
-            for number, epoch, state, error, row, at in found
+            for number, epoch, state, error, row, at in rows
         ]
 
     def count(self, chosen: Chosen) -> int:
@@ -222,9 +222,9 @@ class PostgresLetters(Letters):
 
     def _exist(self, connection: Connection) -> bool:
         """Return whether there is a table of letters."""
-        found = connection.execute("SELECT to_regclass(%s)", [self._letters.as_string(connection)]).fetchone()
-        return bool(found and found[0])
+        row = connection.execute("SELECT to_regclass(%s)", [self._letters.as_string(connection)]).fetchone()
+        return bool(row and row[0])
 
     def _counted(self, connection: Connection, where: sql.Composed) -> int:
-        found = connection.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._letters, where)).fetchone()
-        return int(found[0]) if found else 0
+        row = connection.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(self._letters, where)).fetchone()
+        return int(row[0]) if row else 0

@@ -144,8 +144,8 @@ def _write_all(connection: Connection, member: Member) -> sql.Composed:
         with writing_rows(connection, plan):
             connection.execute(_upsert(plan, source))
         return source
-    with folds(connection, member.schema, plan.expressions, plan.columns) as made:
-        source = _one_for_each_key(plan, source, made)
+    with folds(connection, member.schema, plan.expressions, plan.columns) as functions:
+        source = _one_for_each_key(plan, source, functions)
         with writing_rows(connection, plan):
             connection.execute(_upsert(plan, source))
     return source
@@ -324,8 +324,8 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
         "coalesce(pg_catalog.sum({many}) FILTER (WHERE {null}), 0) "
         "FROM ({grouped}) AS keys"
     ).format(many=many, grouped=grouped, null=null)
-    found, most, without_key = _numbers(connection, statement)
-    _expect(member.staging, found, member.rows)
+    rows, most, without_key = _numbers(connection, statement)
+    _expect(member.staging, rows, member.rows)
     if without_key:
         raise RowsRejected(
             f"{without_key} rows for {plan.target} have null in their key ({', '.join(plan.key)}), which matches "

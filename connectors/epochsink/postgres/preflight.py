@@ -214,10 +214,10 @@ def _may_create(connection: Connection, schema: str, ddl: str) -> Iterator[str]:
 
 def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
     """Yield the reasons why the marker table cannot prove what is applied, after it was created or changed by hand."""
-    found = connection.execute(_MARKER, [list(marker_table.KEY), table]).fetchone()
-    if found is None:
+    row = connection.execute(_MARKER, [list(marker_table.KEY), table]).fetchone()
+    if row is None:
         return
-    kind, persistence, has_key, row_security = found
+    kind, persistence, has_key, row_security = row
     repair = "drop it while no query runs and let epochsink create it again, or correct it by hand"
     if kind != "r":
         yield f"the marker table {table} is not an ordinary table; {repair}"
@@ -376,10 +376,10 @@ def _check_marker_publication(config: PostgresConfig, connection: Connection, ta
 
 def _publications(config: PostgresConfig, connection: Connection) -> list[tuple[str, str]]:
     """Return the publications, with their kind, that include every table created in the marker schema."""
-    found = connection.execute(_PUBLICATIONS).fetchall()
+    rows = connection.execute(_PUBLICATIONS).fetchall()
     if connection.info.server_version >= _SCHEMA_PUBLICATIONS_SINCE:
-        found += connection.execute(_SCHEMA_PUBLICATIONS, [config.marker_schema]).fetchall()
-    return [(str(name), str(kind)) for name, kind in found]
+        rows += connection.execute(_SCHEMA_PUBLICATIONS, [config.marker_schema]).fetchall()
+    return [(str(name), str(kind)) for name, kind in rows]
 
 
 def _unknown_table(config: PostgresConfig, connection: Connection, row: pa.Schema) -> str:

@@ -49,8 +49,8 @@ class SessionName:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the parsed name, or None if ``text`` is not the name of an epochsink session."""
-        found = re.fullmatch(PREFIX + r":([0-9a-f]{20}):(\d+):(driver|[0-9a-f]{16})", text)
-        return cls(found[1], int(found[2]), found[3]) if found else None
+        match = re.fullmatch(PREFIX + r":([0-9a-f]{20}):(\d+):(driver|[0-9a-f]{16})", text)
+        return cls(match[1], int(match[2]), match[3]) if match else None
 
     @staticmethod
     def pattern(key: str) -> str:

@@ -143,9 +143,9 @@ class Postgres(PostgresConfig, Sink):
 
     def _origin(self, column: str) -> str:
         """Return the expression that ``select`` calls ``column``. Raises `ConfigurationError` if it does not say."""
-        found = arguments.origin(self.select, column)
-        if found is not None:
-            return found
+        origin = arguments.origin(self.select, column)
+        if origin is not None:
+            return origin
         raise ConfigurationError(
             f"atomic=False spreads rows over tasks by the key, and select= does not say what {column!r} is: "
             f"{list(self.select)}",

@@ -80,8 +80,8 @@ class Note:
     @classmethod
     def parse(cls, text: str | None) -> Self | None:
         """Return the note that ``text`` is, or None if it is not one of ours."""
-        found = re.fullmatch(r"epochsink generation (\d+) epoch (\d+) of (\S+)", text or "")
-        return cls(int(found[1]), int(found[2]), found[3]) if found else None
+        match = re.fullmatch(r"epochsink generation (\d+) epoch (\d+) of (\S+)", text or "")
+        return cls(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class Staging:
         Return whether there was none. Raises `psycopg.Error`.
         """
         name = self.relation.quoted
-        found = connection.execute("SELECT to_regclass(%s)", [str(self.relation)]).fetchone()
-        if found and found[0]:
+        row = connection.execute("SELECT to_regclass(%s)", [str(self.relation)]).fetchone()
+        if row and row[0]:
             return False
         definitions = sql.SQL(", ").join(
             [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind)) for column, kind in columns.items()]

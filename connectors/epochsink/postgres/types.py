@@ -325,8 +325,8 @@ def _uuids(array: pa.Array) -> pa.Array:
     # & 0x5F, the code of "_", makes a letter upper case
     nibbles = np.where(codes > ord("9"), (codes & ord("_")) - ord("A") + 10, codes - ord("0")).astype(np.uint8)
     packed = pa.py_buffer((nibbles[0::2] << 4 | nibbles[1::2]).tobytes())
-    made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_UUID_DIGITS // 2), len(array), [None, packed])
-    return pc.if_else(pc.is_valid(array), made, pa.nulls(1, made.type)[0])
+    uuids = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_UUID_DIGITS // 2), len(array), [None, packed])
+    return pc.if_else(pc.is_valid(array), uuids, pa.nulls(1, uuids.type)[0])
 
 
 def _refusal(field: pa.Field, column: Column) -> str:

@@ -39,8 +39,8 @@ class Decided(Policy):
         noted = self._aside.setdefault(sink, {})
         noted |= {index: verdict.set_aside for index, verdict in verdicts.items()}
         self.run.progress.set_aside(self.number, sink, list(noted.values()))
-        if found := sum(verdict.set_aside or 0 for verdict in verdicts.values()):
-            _log.warning(_SET_ASIDE, self.number, sink, found, self.run.addresses.complete(_SEE_WHY))
+        if letters := sum(verdict.set_aside or 0 for verdict in verdicts.values()):
+            _log.warning(_SET_ASIDE, self.number, sink, letters, self.run.addresses.complete(_SEE_WHY))
 
 
 class Commits:

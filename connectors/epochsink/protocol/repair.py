@@ -50,7 +50,7 @@ def lacking(participant: Participant, history: LedgerHistory, retention: Retenti
     losses = participant.operator().losses()
     if losses is None:
         return []
-    found: dict[Epoch, RetainedEpoch] = {}
+    epochs: dict[Epoch, RetainedEpoch] = {}
     parts: dict[Epoch, dict[str, Sequence[int]]] = {}
     for name in participant.members:
         newest = history.applied.get(name)
@@ -60,9 +60,9 @@ def lacking(participant: Participant, history: LedgerHistory, retention: Retenti
         with naming(name):
             for retained, missing in _back(participant, losses, name, newest, retention):
                 at, own = retained.prepared.at, retained.prepared.parts_of(name)
-                found[at] = found.get(at, retained).with_parts({name: own})
+                epochs[at] = epochs.get(at, retained).with_parts({name: own})
                 parts.setdefault(at, {})[name] = [index for index, part in enumerate(own) if part in missing]
-    return [Lack(found[at], parts[at]) for at in sorted(found, key=lambda at: at.number)]
+    return [Lack(epochs[at], parts[at]) for at in sorted(epochs, key=lambda at: at.number)]
 
 
 def _back(

@@ -136,10 +136,10 @@ def end_orphans(participant: Participant, recorded: Recorded) -> list[str]:
     generation = max(identity.generation for identity in participant.identities.values())
     ended: list[str] = []
     for _ in range(2):
-        found = orphans(participant.remnants(recorded), generation, recorded)
-        ended += participant.end(found) if found else []
+        remnants = orphans(participant.remnants(recorded), generation, recorded)
+        ended += participant.end(remnants) if remnants else []
         # what was running may have prepared something after the list was read: look once more
-        if all(each.state is not RemnantState.RUNNING for each in found):
+        if all(each.state is not RemnantState.RUNNING for each in remnants):
             break
     return ended
 

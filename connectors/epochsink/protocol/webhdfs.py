@@ -78,11 +78,11 @@ class WebHdfs(SpoolStorage):
     def _ask(self, method: str, name: str, **parameters: str) -> Mapping[str, Any]:
         """Ask the active NameNode, over a connection that stays open. Raises OSError, FileNotFoundError."""
         path, query = f"{self._root}/{name}", urlencode({**parameters, "user.name": self._user})
-        asked = f"/webhdfs/v1{quote(path.rstrip('/') or '/')}?{query}"
+        url = f"/webhdfs/v1{quote(path.rstrip('/') or '/')}?{query}"
         refused: OSError = OSError("no NameNode's address is known")
         for address in self._addresses:
             try:
-                answer: Mapping[str, Any] = json.loads(_asked(method, f"{address}{asked}") or b"{}")
+                answer: Mapping[str, Any] = json.loads(_asked(method, f"{address}{url}") or b"{}")
             except _Refused as failure:
                 if failure.kind != "StandbyException":
                     raise

@@ -76,8 +76,8 @@ def first_of(texts: Iterable[tuple[str, str]]) -> str | None:
 
 def any_of(conditions: Iterable[str | None]) -> str | None:
     """Return the condition that one of some conditions holds; None if there is none."""
-    found = [each for each in conditions if each is not None]
-    return f"({' OR '.join(found)})" if found else None
+    present = [each for each in conditions if each is not None]
+    return f"({' OR '.join(present)})" if present else None
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -125,7 +125,7 @@ def _plain(value: str, kind: pa.DataType, depth: int) -> str:
         return f"IF({value} IS NULL, NULL, named_struct({', '.join(fields)}))"
     if pa.types.is_map(kind):
         item = _plain(each, kind.item_type, depth + 1)
-        made = value if item == each else f"transform_values({value}, ({key}, {each}) -> {item})"
+        items = value if item == each else f"transform_values({value}, ({key}, {each}) -> {item})"
         # the keys of an object are text
-        return f"transform_keys({made}, ({key}, {each}) -> {text_of(key)})" if _may_be_small(kind.key_type) else made
+        return f"transform_keys({items}, ({key}, {each}) -> {text_of(key)})" if _may_be_small(kind.key_type) else items
     return f"transform({value}, {each} -> {_plain(each, kind.value_type, depth + 1)})"

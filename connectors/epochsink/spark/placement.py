@@ -141,13 +141,13 @@ def unsettled(expression: str, columns: Iterable[str]) -> list[str]:
     tokens = _tokens(expression)
     known = {name.lower() for name in columns} | _parameters(tokens)
     around = zip([_NOTHING, *tokens], tokens, [*tokens[1:], _NOTHING], strict=False)
-    found = (each.text for before, each, after in around if not _is_settled(before, each, after, known))
-    return list(dict.fromkeys(found))
+    parts = (each.text for before, each, after in around if not _is_settled(before, each, after, known))
+    return list(dict.fromkeys(parts))
 
 
 def _tokens(expression: str) -> list[_Token]:
-    found = (_Token(str(each.lastgroup), each[0], each.start()) for each in _TOKEN.finditer(expression))
-    return [token for token in found if token.kind != "gap"]
+    tokens = (_Token(str(each.lastgroup), each[0], each.start()) for each in _TOKEN.finditer(expression))
+    return [token for token in tokens if token.kind != "gap"]
 
 
 def _is_settled(before: _Token, each: _Token, after: _Token, known: set[str]) -> bool:
@@ -168,15 +168,15 @@ def _is_settled(before: _Token, each: _Token, after: _Token, known: set[str]) ->
 
 def _parameters(tokens: Sequence[_Token]) -> set[str]:
     """Return the names that lambda functions give to their parameters."""
-    found: set[str] = set()
+    parameters: set[str] = set()
     for place, token in enumerate(tokens):
         if token.text == "->":
             start = place - 1
             if tokens[start].text == ")":
                 while start > 0 and tokens[start].text != "(":
                     start -= 1
-            found |= {each.name for each in tokens[max(start, 0) : place] if each.kind in ("word", "name")}
-    return found
+            parameters |= {each.name for each in tokens[max(start, 0) : place] if each.kind in ("word", "name")}
+    return parameters
 
 
 def texts_as_times(frame: DataFrame, expression: str) -> list[str]:
@@ -187,7 +187,7 @@ def texts_as_times(frame: DataFrame, expression: str) -> list[str]:
     tokens = _tokens(expression)
     parameters = _parameters(tokens)
     columns = {name.lower() for name in frame.columns} | parameters
-    found: list[str] = []
+    texts: list[str] = []
     for head, parts in _lists("", tokens, expression):
         types = [
             _type(frame, part, parameters) if part.kind == "call" or part.name in columns else "" for part in parts
@@ -201,8 +201,8 @@ def texts_as_times(frame: DataFrame, expression: str) -> list[str]:
             else:
                 loose = _TEXT.search(type_) is not None
             if loose and ("timestamp" in times or not any(each.name in columns for each in _tokens(part.text))):
-                found.append(part.text)
-    return list(dict.fromkeys(found))
+                texts.append(part.text)
+    return list(dict.fromkeys(texts))
 
 
 def _lists(head: str, tokens: Sequence[_Token], expression: str) -> Iterator[tuple[str, list[_Token]]]:
@@ -288,6 +288,6 @@ def loose_columns(frame: DataFrame, expression: str, key: Sequence[str]) -> list
     except AnalysisException as refused:
         if refused.getCondition() != _NO_KEY:
             raise
-        told: dict[str, Any] = dict(refused.getMessageParameters() or {})
-        return [str(told.get("expression", "a column")).strip('"')]
+        parameters: dict[str, Any] = dict(refused.getMessageParameters() or {})
+        return [str(parameters.get("expression", "a column")).strip('"')]
     return []

@@ -248,8 +248,8 @@ class LocalParticipant(Participant):
     def marks(self, sink: str, done: LastDone | None, pending: LastDone | None) -> Marks:
         """Return the newest visible epoch."""
         newest = max((self._home / "visible").glob("*"), default=None, key=lambda path: int(path.name))
-        found = {} if newest is None else {"": Mark(int(newest.name), (newest / _ATTEMPT_FILE).read_text())}
-        return Marks(f"the folder {self._home}", found, marks_left(done), marks_left(pending))
+        marks = {} if newest is None else {"": Mark(int(newest.name), (newest / _ATTEMPT_FILE).read_text())}
+        return Marks(f"the folder {self._home}", marks, marks_left(done), marks_left(pending))
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Move the accepted tasks' files into one folder."""

@@ -178,7 +178,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/deduplicate.py",
-        '                told = told.set_column(0, "id", _different(told.column("id"), numbers))\n',
+        '                ranked = ranked.set_column(0, "id", _different(ranked.column("id"), numbers))\n',
         "",
         f"{REJECTED} -k 'without_a_valid_key'",
         "all rows without a key but one",

@@ -360,7 +360,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/commit.py",
-        "            ours = self._markers.marks_of(self._markers.unexpired(this, found))\n",
+        "            ours = self._markers.marks_of(self._markers.unexpired(this, marks))\n",
         "            ours = self._markers.marks_of(this)\n",
         COMMIT,
         "a query that never starts again, because the marker of its last epoch has expired",
@@ -368,8 +368,8 @@ MUTANTS: list[Mutant] = [
     # ---- markers
     Mutant(
         "kafka/applied_epochs.py",
-        "        return DAY_SECONDS if found is None else",
-        '        return float("inf") if found is None else',
+        "        return DAY_SECONDS if minutes is None else",
+        '        return float("inf") if minutes is None else',
         MARKERS,
         "a query that does not start again after a day: an expired marker looks like a cluster that was set back",
     ),
@@ -389,7 +389,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/applied_epochs.py",
-        " or mark.epoch > found[each.group].epoch:\n",
+        " or mark.epoch > marks[each.group].epoch:\n",
         ":\n",
         MARKERS,
         "every row of an epoch twice: an older marker under another topic hides the newest one",
@@ -403,7 +403,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/applied_epochs.py",
-        "            told += self._ask(groups, settled_in, stable=True)\n",
+        "            offsets += self._ask(groups, settled_in, stable=True)\n",
         "            pass\n",
         MARKERS,
         "every row of an epoch twice: an old broker shows the first marker of a group late",
@@ -502,7 +502,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/transactions.py",
-        "                if not _is_left_open(left[name], told):\n",
+        "                if not _is_left_open(left[name], description):\n",
         "                if True:\n",
         TRANSACTIONS,
         "an orphan that stays open, because its task was just adding a partition",
@@ -524,8 +524,8 @@ MUTANTS: list[Mutant] = [
     # ---- where rows are kept
     Mutant(
         "kafka/rows_in_log.py",
-        '    told = settings.get("retention.ms", "0")\n',
-        '    told = settings.get("retention.ms", _NO_LIMIT)\n',
+        '    setting = settings.get("retention.ms", "0")\n',
+        '    setting = settings.get("retention.ms", _NO_LIMIT)\n',
         IN_LOG,
         "a lost epoch whose only copy retention has deleted: nobody has asked for how long the topic keeps it",
     ),
@@ -588,7 +588,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/applied_epochs.py",
-        '        require_all(groups, (each.group for each in told), "groups")\n',
+        '        require_all(groups, (each.group for each in offsets), "groups")\n',
         "",
         "tests/unit/test_kafka_applied_epochs.py -k leaves_out",
         "an epoch that is committed, and written again because the answer leaves its marker out",

@@ -201,8 +201,8 @@ MUTANTS: list[Mutant] = [
     # ---- the command line
     Mutant(
         "cli/app.py",
-        "max(found.late_seconds, found.open_seconds) > max_age",
-        "found.late_seconds > max_age",
+        "max(states.late_seconds, states.open_seconds) > max_age",
+        "states.late_seconds > max_age",
         CLI,
         "a scheduler's check that passes while a target does not answer",
     ),

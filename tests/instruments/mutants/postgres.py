@@ -330,7 +330,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/merge.py",
-        "    _expect(member.staging, found, member.rows)\n",
+        "    _expect(member.staging, rows, member.rows)\n",
         "",
         f"{SPOOLED} -k 'fewer_rows and upsert'",
         "an epoch without the rows that its staging table lacks",
@@ -662,7 +662,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/compared.py",
-        "        if made:\n",
+        "        if constants:\n",
         "        if False:\n",
         "tests/integration/test_postgres_check.py -k expression_of_accumulate",
         "an epoch that is prepared again on another day, and gets another result",

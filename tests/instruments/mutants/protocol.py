@@ -642,8 +642,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/repair.py",
-        "found[at] = found.get(at, retained).with_parts({name: own})",
-        "found[at] = retained",
+        "epochs[at] = epochs.get(at, retained).with_parts({name: own})",
+        "epochs[at] = retained",
         RETAINED,
         "a sink that a repair passes over, because another one shares its epoch",
     ),
