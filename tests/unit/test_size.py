@@ -1,4 +1,4 @@
-"""How large the rooms are, and which class names stand twice: what makes either larger says so in a table here."""
+"""How large the rooms are, and what is named how: what makes a room larger or a name stand twice says so in a table."""
 
 from __future__ import annotations
 
@@ -68,3 +68,16 @@ def test_no_class_name_stands_twice_that_did_not_before() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name: count for name, count in names.items() if count > 1} == DOUBLES
+
+
+def test_variables_are_nouns() -> None:
+    """Not what was found, told, made or asked, but what it is."""
+    participles = {"found", "told", "made", "asked"}
+    assert [
+        f"{file.relative_to(CONNECTORS)}:{node.lineno} {node.id}"
+        for file in CONNECTORS.glob("epochsink/**/*.py")
+        for function in ast.walk(ast.parse(file.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in participles
+    ] == []

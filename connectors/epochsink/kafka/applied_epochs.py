@@ -90,21 +90,21 @@ class Markers:
             groups -= self.marks_of(besides).keys()
         return self.read(groups, deadline, settled_in=self._topics if settled else None)
 
-    def compared(self, found: Mapping[str, Mark], done: LastDone | None, pending: LastDone | None) -> Marks:
+    def compared(self, marks: Mapping[str, Mark], done: LastDone | None, pending: LastDone | None) -> Marks:
         """Return marks that were read beside those that these epochs leave, without those that may have expired."""
-        must = self.marks_of(self.unexpired(done, found)) if done else {}
+        must = self.marks_of(self.unexpired(done, marks)) if done else {}
         may = self.marks_of(pending) if pending else {}
-        return Marks(self._cluster.target, found, must, may, rows_tell=True)
+        return Marks(self._cluster.target, marks, must, may, rows_tell=True)
 
-    def unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> LastDone:
+    def unexpired(self, done: LastDone, marks: Mapping[str, Mark]) -> LastDone:
         """Return ``done`` without the parts whose marker may have expired (offsets.retention.minutes)."""
         known = list(zip(committables(done), done.parts, strict=True))
-        if all(self._group(done.epoch, part) in found for part, _ in known):
+        if all(self._group(done.epoch, part) in marks for part, _ in known):
             return done
         # a marker that is younger than the retention must still exist
         oldest = self._cluster.clock.time() - self.retention()
         # a marker that is there is compared, whatever its age
-        kept = [raw for part, raw in known if self._group(done.epoch, part) in found or part.prepared_at > oldest]
+        kept = [raw for part, raw in known if self._group(done.epoch, part) in marks or part.prepared_at > oldest]
         return LastDone(done.epoch, done.attempt, tuple(kept))
 
     def retention(self) -> float:

@@ -278,10 +278,10 @@ _STOP: Final = (
 )
 
 
-def _lacks_only_its_own(wanted: Mapping[str, Mark], ours: Mapping[str, Mark], found: Mapping[str, Mark]) -> bool:
+def _lacks_only_its_own(wanted: Mapping[str, Mark], ours: Mapping[str, Mark], marks: Mapping[str, Mark]) -> bool:
     """Whether only markers of an epoch itself are missing or older, so that nothing shows another driver or a loss."""
-    wrong = [name for name, mark in wanted.items() if not mark.agrees(found.get(name))]
-    return all(name in ours and (name not in found or found[name].epoch < ours[name].epoch) for name in wrong)
+    wrong = [name for name, mark in wanted.items() if not mark.agrees(marks.get(name))]
+    return all(name in ours and (name not in marks or marks[name].epoch < ours[name].epoch) for name in wrong)
 
 
 def refuse_other_topics(target: str, last: LastDone, now: Mapping[str, str]) -> None:

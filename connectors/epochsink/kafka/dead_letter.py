@@ -63,9 +63,9 @@ class Rules:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Self | None:
+    def from_json(cls, document: Mapping[str, Any]) -> Self | None:
         """Return the rules that `to_json` wrote; None if there are none."""
-        return cls(**told) if told else None
+        return cls(**document) if document else None
 
     def options(self, options: Mapping[str, str], batch_size: int) -> dict[str, str]:
         """Return the client's options with which it takes letters too, and batches of rows are not larger for that."""

@@ -77,7 +77,7 @@ class Leaders:
 
 
 def _by_question(
-    asked: Collection[Partition], questions: Sequence[Question], answers: Sequence[Mapping[Partition, Any]]
+    wanted: Collection[Partition], questions: Sequence[Question], answers: Sequence[Mapping[Partition, Any]]
 ) -> list[dict[Partition, Any]]:
     """Merge the answers to `Leaders._requests`: those of each leader are in the order of the questions."""
     by_question: list[dict[Partition, Any]] = [
@@ -85,5 +85,5 @@ def _by_question(
         for index in range(len(questions))
     ]
     for values in by_question:
-        require_all(asked, values, "partitions")
+        require_all(wanted, values, "partitions")
     return by_question

@@ -211,12 +211,12 @@ class KafkaLetters(Letters):
             hint=f"{_AGAIN}; of two retries or drops at once, one commits",
         )
 
-    def _fitting(self, found: Sequence[_Found], rules: Rules, kept: dict[str, str]) -> list[_Found]:
+    def _fitting(self, letters: Sequence[_Found], rules: Rules, kept: dict[str, str]) -> list[_Found]:
         """Return the letters whose rows the topic takes now; ``kept`` gets the others."""
-        for letter in found:
+        for letter in letters:
             if why := self._why_not(letter, rules):
                 kept[letter.name] = why
-        return [letter for letter in found if letter.name not in kept]
+        return [letter for letter in letters if letter.name not in kept]
 
     def _why_not(self, letter: _Found, rules: Rules) -> str:
         """Return why a letter's row cannot be written; "" if it can."""
@@ -266,7 +266,7 @@ _ANOTHER: Final = "another retry or drop has begun since"
 _AGAIN: Final = "type it again: what is done is not done twice"
 
 
-def _letter(found: _Found) -> Letter:
-    at = datetime.fromtimestamp(found.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    row = None if found.row is None else rendered(found.row)
-    return Letter(found.name, int(found.headers["epoch"]), "", found.headers["error"], row, at)
+def _letter(record: _Found) -> Letter:
+    at = datetime.fromtimestamp(record.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    row = None if record.row is None else rendered(record.row)
+    return Letter(record.name, int(record.headers["epoch"]), "", record.headers["error"], row, at)

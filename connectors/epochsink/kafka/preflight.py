@@ -240,8 +240,8 @@ def _create(wanted: NewTopic, cluster: KafkaServer, topic: str, argument: str) -
     return None
 
 
-def _rights(topic: str, told: Mapping[str, Any]) -> list[str]:
-    allowed = told.get("authorized_operations")
+def _rights(topic: str, description: Mapping[str, Any]) -> list[str]:
+    allowed = description.get("authorized_operations")
     if allowed is None:  # the broker does not list the rights
         return []
     return [_no_right(right, topic) for right in _TOPIC_RIGHTS if right not in allowed]
@@ -251,8 +251,8 @@ def _no_right(right: str, topic: str) -> str:
     return f"the user has no right to {right} on topic '{topic}': {_TOPIC_RIGHTS[right]}; grant {right} on it"
 
 
-def _replicas(topic: str, told: Mapping[str, Any], settings: Mapping[str, str]) -> list[str]:
-    replicas = min(len(partition["replica_nodes"]) for partition in told["partitions"])
+def _replicas(topic: str, description: Mapping[str, Any], settings: Mapping[str, str]) -> list[str]:
+    replicas = min(len(partition["replica_nodes"]) for partition in description["partitions"])
     needed = int(settings.get("min.insync.replicas", 1))
     if needed > replicas:
         finding = (

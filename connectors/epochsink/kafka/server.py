@@ -366,11 +366,11 @@ def raise_for(code: int, what: str) -> None:
         raise kind(what)
 
 
-def require_all(asked: Iterable[Any], answered: Iterable[Any], what: str) -> None:
+def require_all(names: Iterable[Any], answered: Iterable[Any], what: str) -> None:
     """Raise RetriableError unless the answers name all that was asked for.
 
     What an answer leaves out would look like a partition without rows, a group without a marker, or a topic that is
     gone.
     """
-    if missing := set(asked).difference(answered):
+    if missing := set(names).difference(answered):
         raise kafka_errors.RetriableError(f"the brokers' answers about {what} leave out {sorted(missing)}")

@@ -332,14 +332,14 @@ def _fetch(question: Records, partitions: Collection[Partition]) -> FetchRequest
 def _read_records(answer: Any) -> Iterator[tuple[Partition, Fetched]]:
     raise_for(answer.error_code, "fetching")
     for topic in answer.responses:
-        for told in topic.partitions:
-            partition = (topic.topic, told.partition_index)
+        for fetched in topic.partitions:
+            partition = (topic.topic, fetched.partition_index)
             # retention deleted the position, or the log was cut off before it
-            if told.error_code == _OFFSET_OUT_OF_RANGE or told.diverging_epoch is not None:
-                yield partition, Fetched(None, told.high_watermark)
+            if fetched.error_code == _OFFSET_OUT_OF_RANGE or fetched.diverging_epoch is not None:
+                yield partition, Fetched(None, fetched.high_watermark)
                 continue
-            raise_for(told.error_code, f"fetching from {topic.topic}-{told.partition_index}")
-            yield partition, Fetched(bytes(told.records or b""), told.high_watermark)
+            raise_for(fetched.error_code, f"fetching from {topic.topic}-{fetched.partition_index}")
+            yield partition, Fetched(bytes(fetched.records or b""), fetched.high_watermark)
 
 
 def _produce(question: Append, partitions: Collection[Partition]) -> ProduceRequest:

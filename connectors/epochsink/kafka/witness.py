@@ -248,17 +248,17 @@ def _without_first_row(
 
 def _why_missing(
     part: KafkaCommittable,
-    found: Sequence[tuple[WrittenPartition, int]],
+    opened_at: Sequence[tuple[WrittenPartition, int]],
     starts: Mapping[Partition, End],
     cut_off: Collection[tuple[Transaction, Partition]],
 ) -> str | None:
-    opened = {(place.topic, place.partition): place.start for place, _ in found}
+    opened = {(place.topic, place.partition): place.start for place, _ in opened_at}
     voted = {(place.topic, place.partition): place.start for place in part.places if _was_voted_on(part)}
-    rows = sum(count for _, count in found)
+    rows = sum(count for _, count in opened_at)
     if gone := [_named(at) for at, start in voted.items() if opened.get(at) != start]:
         why = f"it is not open any more in {', '.join(gone)}"
     # modulo, because sequence numbers wrap around to 0
-    elif not found or (rows - part.rows) % SEQUENCES:
+    elif not opened_at or (rows - part.rows) % SEQUENCES:
         why = f"they hold {rows} of its {part.rows} row(s)"
     elif cut := [_named(at) for at, start in opened.items() if at in starts and start < starts[at].offset]:
         why = f"its first rows were deleted from {', '.join(cut)}"

@@ -88,7 +88,7 @@ def _step(schema: str, prefix: str, place: int) -> sql.Identifier:
     return sql.Identifier(schema, f"{prefix}_{place}_step")
 
 
-def over_key(plan: Merge, made: Folds, name: str) -> sql.Composable:
+def over_key(plan: Merge, functions: Folds, name: str) -> sql.Composable:
     """Return a column of the newest row of a key: what accumulates is taken over all rows of the key.
 
     The rows are numbered within their key if there are folds.
@@ -106,4 +106,4 @@ def over_key(plan: Merge, made: Folds, name: str) -> sql.Composable:
     return sql.SQL(
         "{}({column}, {number} OPERATOR(pg_catalog.=) 1) OVER (PARTITION BY {key} ORDER BY {number} "
         "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS {column}"
-    ).format(made[name], column=column, key=key, number=sql.Identifier(NUMBER))
+    ).format(functions[name], column=column, key=key, number=sql.Identifier(NUMBER))

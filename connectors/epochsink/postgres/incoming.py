@@ -66,34 +66,34 @@ class Incoming:
         batches = rows.read()
         first = next(batches)
         self._batches = chain([first], batches)
-        self._found = Fitted.of(connection, table, first[1].schema, direct=False)
+        self._fitted = Fitted.of(connection, table, first[1].schema, direct=False)
 
     def retrying_letters(self) -> Self:
         """Let rows that are refused become letters, whatever the sink does with other rows."""
-        self._found = replace(self._found, merge=replace(self._found.merge, sets_aside=True))
+        self._fitted = replace(self._fitted, merge=replace(self._fitted.merge, sets_aside=True))
         return self
 
     def is_copied(self) -> bool:
         """Return whether one COPY can bring the rows into the target: it has no keys and casts, and ignores rules."""
-        config, target = self._found.table.config, self._found.target
+        config, target = self._fitted.table.config, self._fitted.target
         return not (
             config.key
             or config.mode(target.max_prepared_transactions) == "staged"
             or target.row_security
             or target.has_rules
-            or self._found.merge.casts
+            or self._fitted.merge.casts
         )
 
     def member(self, staging: Staging | None = None) -> Member:
         """Return what is recorded of the rows."""
-        return self._found.member(self._rows.tasks, self._rows.count, staging)
+        return self._fitted.member(self._rows.tasks, self._rows.count, staging)
 
     def copy(self) -> None:
         """Copy the rows into the target, in the transaction under way. Raises `PrepareFailed`."""
-        found = self._found
+        fitted = self._fitted
         with (
-            writing_rows(self._connection, found.merge),
-            CopyIn(self._connection, found.merge.target.quoted, found.encodings) as copy,
+            writing_rows(self._connection, fitted.merge),
+            CopyIn(self._connection, fitted.merge.target.quoted, fitted.encodings) as copy,
         ):
             for _, batch in self._batches:
                 copy.write(batch)
@@ -103,17 +103,17 @@ class Incoming:
             raise PrepareFailed(f"the spool holds {copy.sent} rows, and the accepted tasks wrote {self._rows.count}")
         reach("postgres.copied")
         # the lock of COPY keeps the table as it is now: it must be the table that the rows were encoded for
-        require_unchanged(read_target(self._connection, found.merge.target), found.merge, copied=True)
+        require_unchanged(read_target(self._connection, fitted.merge.target), fitted.merge, copied=True)
 
     @property
     def sets_aside(self) -> bool:
         """Whether rows that are refused become dead letters."""
-        return self._found.merge.sets_aside
+        return self._fitted.merge.sets_aside
 
     def stage(self, epoch: Epoch) -> Member:
         """Copy the rows into a staging table and commit that. The merge compares their number."""
-        connection, found = self._connection, self._found
-        staging, is_new = found.staging(connection, epoch)
+        connection, fitted = self._connection, self._fitted
+        staging, is_new = fitted.staging(connection, epoch)
         try:
             with transaction(connection):
                 staging.relax(connection)
@@ -138,12 +138,12 @@ class Incoming:
 
     def stage_here(self, epoch: Epoch) -> Member:
         """Copy the rows into a staging table in the transaction under way, which drops it."""
-        staging, _ = self._found.staging(self._connection, epoch)
+        staging, _ = self._fitted.staging(self._connection, epoch)
         return replace(self.member(staging), unfit=self._fill_by_halves(staging))
 
     def _fill(self, staging: Staging, pieces: Iterable[Piece]) -> None:
         last = NUMBER_ENCODING if self.sets_aside else TAG_ENCODING
-        with CopyIn(self._connection, staging.relation.quoted, [*self._found.encodings, last]) as copy:
+        with CopyIn(self._connection, staging.relation.quoted, [*self._fitted.encodings, last]) as copy:
             for task, first, batch in pieces:
                 copy.write(batch, _numbers(first, batch.num_rows) if self.sets_aside else tag_value(task))
             copy.finish()

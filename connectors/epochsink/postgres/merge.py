@@ -165,23 +165,23 @@ def _write_taken(connection: Connection, member: Member, unfit: Sequence[Refused
     letters = list(unfit)
     _expect(member.staging, connection.execute(_copy(member, copy)).rowcount, member.rows)
 
-    def set_aside(found: Iterable[RefusedRow]) -> None:
-        some = list(found)
-        letters.extend(some)
-        if some:
+    def set_aside(rows: Iterable[RefusedRow]) -> None:
+        aside = list(rows)
+        letters.extend(aside)
+        if aside:
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE {} OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.int8[])").format(
                     copy.quoted, sql.Identifier(NUMBER)
                 ),
-                [[each.number for each in some]],
+                [[each.number for each in aside]],
             )
 
     def find(write: Callable[[range], object]) -> list[tuple[range, Exception]]:
-        found = list(refused(connection, range(1, last + 1), halves_of_range, write, none=range(1, 1)))
-        if found and all(is_missing(error) for _, error in found):
+        refusals = list(refused(connection, range(1, last + 1), halves_of_range, write, none=range(1, 1)))
+        if refusals and all(is_missing(error) for _, error in refusals):
             rows = _numbers(connection, sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(copy.quoted))[0]
-            require_a_row_taken(found[0][1], len(found), rows)
-        return found
+            require_a_row_taken(refusals[0][1], len(refusals), rows)
+        return refusals
 
     if plan.casts:
         wrong = find(lambda rows: connection.execute(_cast(plan, _source(numbered, rows))))
@@ -345,13 +345,13 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
     return most > 1
 
 
-def _expect(staging: Relation, found: int, rows: int) -> None:
-    if found != rows:
+def _expect(staging: Relation, staged: int, rows: int) -> None:
+    if staged != rows:
         raise PrepareFailed(
-            f"staging table {staging} holds {found} rows of the accepted tasks, but they wrote {rows}",
+            f"staging table {staging} holds {staged} rows of the accepted tasks, but they wrote {rows}",
             hint="the server has crashed since (which empties unlogged tables) or the table was changed; Spark "
             "runs the epoch again when the query restarts",
-            found=found,
+            found=staged,
             expected=rows,
         )
 
@@ -442,12 +442,12 @@ def _source(member: Member, rows: range | None = None, also: Sequence[sql.Compos
     )
 
 
-def _one_for_each_key(plan: Merge, source: sql.Composable, made: Folds | None = None) -> sql.Composed:
+def _one_for_each_key(plan: Merge, source: sql.Composable, functions: Folds | None = None) -> sql.Composed:
     """Return the newest row of each key, with what accumulates taken over all rows of the key."""
     # first by newer_wins: of a key, the row that order_by alone chooses could be older than the stored one
     newest = [sql.Identifier(plan.newer_wins)] if plan.newer_wins else []
     decides = [*newest, *_ranks(plan)]
-    if made:
+    if functions:
         # numbered once: of rows that order_by does not tell apart, the newest one is also the last to be folded
         source = sql.SQL(
             "(SELECT *, pg_catalog.row_number() OVER (PARTITION BY {} ORDER BY {}) AS {number} FROM {}) AS numbered"
@@ -459,7 +459,7 @@ def _one_for_each_key(plan: Merge, source: sql.Composable, made: Folds | None = 
         )
         decides = [sql.Identifier(NUMBER)]
     order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in decides]
-    columns = [over_key(plan, made or {}, name) for name in plan.columns] if plan.accumulate else [sql.SQL("*")]
+    columns = [over_key(plan, functions or {}, name) for name in plan.columns] if plan.accumulate else [sql.SQL("*")]
     return sql.SQL("(SELECT DISTINCT ON ({key}) {columns} FROM {source} ORDER BY {order}) AS latest_of_key").format(
         key=_names(plan.key),
         columns=sql.SQL(", ").join(columns),

@@ -321,7 +321,7 @@ class SpooledRows(Rows):
                 hint=self._way_on("the spool folder"),
             ) from gone
 
-    def _damaged(self, task: str, expected: str, found: str) -> SpoolDamaged:
+    def _damaged(self, task: str, expected: str, content: str) -> SpoolDamaged:
         recorded = self.files.get(task)
         if recorded is not None and recorded.carried:
             # few rows are in the ledger itself
@@ -330,7 +330,7 @@ class SpooledRows(Rows):
             place, copy = self._place(task), "the spool folder"
         return SpoolDamaged(
             f"{place} with rows of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut or changed: "
-            f"it was written with {expected}, and holds {found}; none of its rows is applied",
+            f"it was written with {expected}, and holds {content}; none of its rows is applied",
             hint=self._way_on(copy),
         )
 

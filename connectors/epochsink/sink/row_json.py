@@ -103,14 +103,14 @@ def _holds(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
     return not is_variant(kind) and any(_holds(kind.field(place).type, wanted) for place in range(kind.num_fields))
 
 
-def _anywhere(value: str, kind: pa.DataType, found: Callable[[str, pa.DataType], str | None]) -> str | None:
-    """Return the condition that ``found`` makes of a struct's fields, of elements, or of keys and values."""
+def _anywhere(value: str, kind: pa.DataType, condition: Callable[[str, pa.DataType], str | None]) -> str | None:
+    """Return the condition that ``condition`` makes of a struct's fields, of elements, or of keys and values."""
     if pa.types.is_struct(kind):
-        return any_of(found(field_of(value, field.name), field.type) for field in kind.fields)
+        return any_of(condition(field_of(value, field.name), field.type) for field in kind.fields)
     if pa.types.is_map(kind):
         parts = {f"map_keys({value})": kind.key_type, f"map_values({value})": kind.item_type}
-        return any_of(found(part, pa.list_(element)) for part, element in parts.items())
-    return f"exists({value}, e -> {found('e', kind.value_type)})"
+        return any_of(condition(part, pa.list_(element)) for part, element in parts.items())
+    return f"exists({value}, e -> {condition('e', kind.value_type)})"
 
 
 def _plain(value: str, kind: pa.DataType, depth: int) -> str:

@@ -255,8 +255,8 @@ MUTANTS: list[Mutant] = [
     # ---- the look before the commit, and the one after it
     Mutant(
         "kafka/witness.py",
-        "    elif not found or (rows - part.rows) % SEQUENCES:\n",
-        "    elif not found:\n",
+        "    elif not opened_at or (rows - part.rows) % SEQUENCES:\n",
+        "    elif not opened_at:\n",
         WITNESS,
         "a commit of a transaction that a partition has lost rows of",
     ),
