@@ -375,7 +375,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/applied_epochs.py",
-        "if self._group(done.epoch, part) in found or part.prepared_at > oldest]",
+        "if self._group(done.epoch, part) in marks or part.prepared_at > oldest]",
         "if part.prepared_at > oldest]",
         MARKERS,
         "a cluster that was set back, which nobody notices after a day without rows",
@@ -581,7 +581,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/leaders.py",
-        '        require_all(asked, values, "partitions")\n',
+        '        require_all(wanted, values, "partitions")\n',
         "        pass\n",
         "tests/unit/test_kafka_witness.py -k leaves_out",
         "a partition that a leader's answer leaves out, taken for one without rows",

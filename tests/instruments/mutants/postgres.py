@@ -215,7 +215,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/incoming.py",
-        "        require_unchanged(read_target(self._connection, found.merge.target), found.merge, copied=True)\n",
+        "        require_unchanged(read_target(self._connection, fitted.merge.target), fitted.merge, copied=True)\n",
         "",
         f"{SPOOLED} -k altered_just_before_the_copy",
         "other numbers than those that were written",
