@@ -23,7 +23,7 @@ from streams import Stream, raising_after, wait_until
 
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.errors import ConfigurationError, SpoolDamaged
-from epochsink.protocol import webhdfs
+from epochsink.protocol import failed_start, webhdfs
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.webhdfs import WebHdfs
@@ -253,6 +253,25 @@ def on_hdfs(session: SparkSession, hdfs: LocalHdfs, hdfs_url: str, tmp_path: Pat
     made = Stream(session, tmp_path, hdfs_url)
     yield made
     made.end()
+
+
+@pytest.mark.parametrize("store", ["s3", "hdfs"])
+def test_the_note_of_a_failed_start_is_replaced_and_forgotten(
+    store: str, on_hdfs: Stream, s3_url: str, s3_options: str
+) -> None:
+    url, options = {"hdfs": (on_hdfs.url, {}), "s3": (s3_url, json.loads(s3_options))}[store]
+    files = open_checkpoint(on_hdfs.spark, url, options, None).files
+    assert failed_start.newest(files) is None
+    assert files.create("metadata", json.dumps({"id": QUERY}).encode())
+    for number in range(3):
+        failed_start.note(files, ConfigurationError(f"wrong {number}", hint="correct it"), "app")
+    noted = failed_start.newest(files)
+    assert noted is not None
+    assert noted.failure == "ConfigurationError: wrong 2"
+    assert len(files.names(failed_start.FOLDER)) == 1
+    failed_start.forget(files)
+    failed_start.forget(files)
+    assert failed_start.newest(files) is None
 
 
 def test_a_pipeline_with_its_checkpoint_on_hdfs_goes_on_where_it_failed(on_hdfs: Stream) -> None:

@@ -183,6 +183,7 @@ EXPRESSIONS: dict[str, list[tuple[str, str | None]]] = {
         ("concat(stored, new)", "not immutable"),
         ("coalesce(stored, new)::timestamptz", "not immutable"),
         # constants that the server reads when it parses the expression
+        ("CASE WHEN ('to' || 'day')::date > DATE '2026-01-31' THEN stored ELSE new END", "not immutable"),
         ("CASE WHEN DATE '2026-01-31' > DATE 'today' THEN stored ELSE new END", "another constant out of it, '20"),
         ("CASE WHEN timestamp 'now' > timestamp '2026-01-31 00:00:00' THEN stored ELSE new END", "another constant"),
         ("CASE WHEN '[today,tomorrow)'::daterange @> DATE '2026-01-31' THEN stored END", "another constant"),

@@ -207,6 +207,7 @@ class FolderParticipant(SimpleParticipant):
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         (ballot,) = ballots.values()
         self._log("vote", epoch.number)
+        self._sink.faults.hold("vote")
         if self._sink.faults.strike("vote-breaks"):
             raise PrepareFailed("the sink votes no", hint="arm it less")
         assert len(ballot.rows.tasks()) == len(ballot.parts)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import Mock
 
 import elasticsearch
@@ -374,8 +374,12 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/checkpoint/epochsink/l
 def test_a_full_disk_ends_the_commits_with_the_epoch_and_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not as a bare OSError, which names no epoch."""
     coordinator: Any = run._coordinator
-    coordinator.queue.add(7)
-    monkeypatch.setattr(coordinator, "drain", Mock(side_effect=FULL))
+
+    def recorded_meanwhile() -> NoReturn:
+        coordinator.queue.add(7)
+        raise FULL
+
+    monkeypatch.setattr(coordinator, "drain", recorded_meanwhile)
     execution: Any = Execution()
     execution.alive = False
     run.bind(execution)

@@ -37,7 +37,7 @@ class RunningQuery:
         self.in_batch = False
         self.release = release
         self._addresses = coordinator.addresses
-        self._pending = coordinator.queue.pending
+        self._queue = coordinator.queue
         self._show_values = show_values
         _warn_of_chance(execution)
         self._commit_thread = CommitThread(coordinator, self, poll_seconds)
@@ -59,7 +59,7 @@ class RunningQuery:
     def report(self, failure: BaseException) -> BaseException:
         """Return what stops the commits, fit to be told."""
         if is_of_store(failure):
-            pending = ", ".join(map(str, self._pending)) or "none"
+            pending = ", ".join(map(str, self._queue.pending)) or "none"
             failure = stopped_by(failure, f"decided epochs were committed (pending: {pending})")
         if isinstance(failure, EpochsinkError):
             complete(failure, self._addresses, show_values=self._show_values)
