@@ -101,7 +101,7 @@ class Asked(NamedTuple):
 
     def send(self, producer: TransactionalProducer, rows: int) -> None:
         """Produce rows to partition 0, where those go whose source is a multiple of 8."""
-        batch = batch_of([Row("q", 0, 8 * number, "a") for number in range(rows)])
+        batch = batch_of(tuple(Row("q", 0, 8 * number, "a") for number in range(rows)))
         producer.produce(self.topic, fill(batch))
         producer.flush()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from kafka.errors import for_code
@@ -213,6 +214,12 @@ class MemoryKafka(KafkaServer):
         """Nothing is connected."""
 
 
+@lru_cache(4096)
+def row_of(value: bytes) -> Row:
+    """Return the row of a message."""
+    return Row(*json.loads(value))
+
+
 class MemoryProducer:
     """Produces rows, which it puts into partitions by their number."""
 
@@ -237,7 +244,7 @@ class MemoryProducer:
 
     def produce(self, topic: str, messages: Any) -> None:
         for _, _, partition, payload, size, *_ in messages.tolist():
-            row = Row(*json.loads(ctypes.string_at(payload, size)))
+            row = row_of(ctypes.string_at(payload, size))
             self._queue.setdefault((topic, partition), []).append(row)
 
     def flush(self) -> None:

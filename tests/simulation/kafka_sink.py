@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -30,7 +30,8 @@ def configured(*, spool: bool | None) -> Kafka:
     return Kafka(bootstrap_servers="memory:9092", topic=TOPIC, spool=spool, timeout=TIMEOUT_SECONDS)
 
 
-def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+@lru_cache(4096)
+def batch_of(rows: tuple[Row, ...]) -> pa.RecordBatch:
     """Return rows as the sink's writer gets them."""
     values = [json.dumps(row) for row in rows]
     # a task of one row writes to one partition, and one of three to both
@@ -80,7 +81,7 @@ class KafkaTask:
 
     def write(self, rows: list[Row]) -> None:
         """Write rows; a failure ends the task."""
-        self._writer.write(batch_of(rows))
+        self._writer.write(batch_of(tuple(rows)))
 
     def prepare(self) -> Committable:
         """Leave the transaction open."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BY_DOCUMENT = "EF"
 """The sinks of Elasticsearch, whose rows are record batches."""
+MOST_ROWS = 4
+"""The rows of a record batch."""
 ALTERED = "altered"
 """The attempt in rows that somebody has changed in the spool."""
 
@@ -214,9 +216,11 @@ class MemoryRows:
         if recorded is not None and recorded != summed_up(rows):
             raise SpoolDamaged(f"the spool of epoch {key[1]} is not what was written")
         if self._identity.sink == LETTER:
-            yield kafka_sink.batch_of(rows)
+            yield kafka_sink.batch_of(tuple(rows))
         elif self._identity.sink in BY_DOCUMENT:
-            yield search_sink.batch_of(tuple(rows), keyed=self._identity.sink == search_sink.KEYED)
+            for first in range(0, len(rows), MOST_ROWS):
+                some = tuple(rows[first : first + MOST_ROWS])
+                yield search_sink.batch_of(some, keyed=self._identity.sink == search_sink.KEYED)
         else:
             yield from rows
 
