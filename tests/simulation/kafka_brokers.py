@@ -10,7 +10,7 @@ import json
 import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from epochsink.identity import TransactionalId
@@ -38,6 +38,7 @@ COMPLETE: Final = {
 }
 
 _BATCH: Final = struct.Struct(">qiibIhiqqqhii")
+_CRC_AT, _COVERED_FROM = 17, 21
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20
 _CONTROL_KEY: Final = struct.Struct(">7xh")
 
@@ -97,13 +98,33 @@ def encoded(batch: Batch) -> bytes:
     size = _BATCH.size - 12 + len(payload)
     epoch, first, times = batch.epoch, batch.sequence, (0, 0)
     fields = (batch.base, size, 0, 2, 0, attributes, count - 1, *times, batch.producer_id, epoch, first, count)
-    return _BATCH.pack(*fields) + payload
+    data = _BATCH.pack(*fields) + payload
+    return data if batch.end else data[:_CRC_AT] + checksum(data).to_bytes(4) + data[_COVERED_FROM:]
+
+
+def checksum(data: bytes) -> int:
+    """Return the CRC-32C of a batch."""
+    table, value = _table(), 0xFFFFFFFF
+    for byte in data[_COVERED_FROM:]:
+        value = table[(value ^ byte) & 0xFF] ^ value >> 8
+    return value ^ 0xFFFFFFFF
+
+
+@cache
+def _table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)  # noqa: PLW2901 - bit by bit
+        table.append(value)
+    return table
 
 
 def decoded(data: bytes) -> Batch:
     """Return the batch of some bytes that a producer has sent."""
     [(_, batch)] = record_batch.split(data)
     assert batch is not None
+    assert int.from_bytes(data[_CRC_AT:_COVERED_FROM]) == checksum(data), "CORRUPT_MESSAGE"
     rows = tuple(Row(*row) for row in json.loads(bytes(batch.data[_BATCH.size :])))
     return Batch(batch.base_offset, batch.producer_id, batch.producer_epoch, batch.base_sequence, rows)
 

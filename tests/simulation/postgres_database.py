@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Final
 
@@ -30,7 +31,6 @@ from simulation.world import World
 
 SCHEMA: Final = "epochsink"
 COLUMN: Final = "value"
-HERE: Final = Place("simulated", 1, "1", 1)
 
 
 class Diagnosis:
@@ -103,14 +103,19 @@ class MemoryDatabase(Database):
         self.rollback()
         return not self._client.is_lost and not self._client.is_ended
 
-    def watched(self, limit: float | None = None) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def watched(self, limit: float | None = None) -> Iterator[None]:
+        self.server.watched += 1
+        try:
+            yield
+        finally:
+            self.server.watched -= 1
 
     def unblocked(self, table: str, seconds: float) -> AbstractContextManager[None]:
         return nullcontext()
 
     def place(self) -> Place:
-        return HERE
+        return self.server.place
 
     # ---- transactions
 
@@ -205,12 +210,14 @@ class MemoryDatabase(Database):
 
     def sessions(self, key: str | None = None) -> list[tuple[int, SessionName]]:
         # idle ones can do no harm, and are left out: they end with their process
+        pattern = "*" if key is None else SessionName.pattern(key).replace("%", "*")
         named = {
             pid: SessionName.parse(client.name)
             for pid, client in self.server.clients.items()
             if client is not self._client and (client.work is not None or client.is_lost)
+            if fnmatchcase(client.name, pattern)
         }
-        return [(pid, name) for pid, name in named.items() if name and key in (None, name.key)]
+        return [(pid, name) for pid, name in named.items() if name]
 
     def terminate(self, pid: int) -> bool:
         def apply() -> bool:
@@ -244,13 +251,13 @@ class MemoryDatabase(Database):
         return MemoryMarkers(self)
 
     def located(self, table: Relation) -> Relation:
-        return Relation(table.schema or "public", table.name)
+        return Relation(table.schema or self.server.path, table.name)
 
     def read_target(self, table: Relation) -> TargetTable | None:
         return target_of(table, self.server.shape)
 
     def look(self, table: Relation) -> TableLook | None:
-        return TableLook("1", {}, None)
+        return TableLook(self.server.table, {}, None)
 
     # ---- rows
 
@@ -283,6 +290,8 @@ class MemoryDatabase(Database):
         """Write rows in a transaction under way; flag options that are not those of the attempt that wrote them."""
         for attempt in {row.attempt for row in rows}:
             self._world.apply_with(sink, attempt, options_of(member))
+        if member.merge.target.schema != "public":
+            self.server.readers.flag(f"ANOTHER TABLE {sink}")
         work.rows_of[sink], work.shapes[sink] = rows, shape
 
     def require_deferred(self) -> None:
@@ -304,8 +313,8 @@ class MemoryDatabase(Database):
 
 
 def options_of(member: Member) -> int:
-    """Return the number of the options with which rows are merged: a sink with a key is one with other options."""
-    return len(member.merge.key)
+    """Return the number of the options with which rows are merged: each with a key or without, setting aside or not."""
+    return len(member.merge.key) + 2 * member.merge.sets_aside
 
 
 class MemoryMarkers:
@@ -325,8 +334,8 @@ class MemoryMarkers:
         def apply() -> Exception | int:
             if refused := self._refusal(marker, work):
                 return refused
-            work.markers[marker] = row
-            return 1
+            work.markers |= {} if self._server.swallows else {marker: row}
+            return int(not self._server.swallows)
 
         return int(self._database.request("mark", apply))
 
@@ -411,7 +420,9 @@ class MemoryMarkers:
         return self._read("applied", apply)  # type: ignore[no-any-return]
 
     def purge(self, key: str, epoch: int) -> None:
-        """Delete nothing: no history is so long."""
+        """Delete those of old epochs; not a step, as it decides nothing."""
+        for marker in [each for each in self._server.markers if each[0] == key and 0 <= each[1] <= epoch]:
+            del self._server.markers[marker]
 
 
 class MemoryIncoming:
@@ -427,7 +438,9 @@ class MemoryIncoming:
         self._shape = database.server.shape
         target = database.read_target(database.located(table.relation))
         assert target is not None
-        self._merge = merge_of(table.config, target, [COLUMN], casts={}, deletes=False, sets_aside=False)
+        self._merge = merge_of(
+            table.config, target, [COLUMN], casts={}, deletes=False, sets_aside=table.config.sets_aside
+        )
 
     def is_copied(self) -> bool:
         """Decide as `Incoming` does."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from epochsink.postgres.marker_table import MarkerRow
+from epochsink.postgres.place import Place
 from epochsink.sink import Mark
 from simulation.readers import Readers, Row
 
+HERE: Final = Place("simulated", 1, "1", 1)
 Marker = tuple[str, int, str]
 """The primary key of a marker row: identity key, epoch, part."""
 
@@ -73,6 +75,15 @@ class PostgresServer:
     """Counts how often somebody has altered the target's columns."""
     staged_for: dict[Staged, int] = field(default_factory=dict)
     """The shape that the rows of a staging table are encoded for."""
+    place: Place = HERE
+    table: str = "1"
+    """The target's oid."""
+    path: str = "public"
+    """The schema of a table that is named without one."""
+    swallows: bool = False
+    """Whether a trigger of the marker table swallows rows."""
+    watched: int = 0
+    """How many requests a watch would end, if the server froze."""
 
     @property
     def clients(self) -> dict[int, Client]:

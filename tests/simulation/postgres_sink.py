@@ -30,11 +30,16 @@ from simulation.world import World
 
 
 @cache
-def configured(letter: str, commit: Commit, *, atomic: bool, has_key: bool) -> Postgres:
-    """Return a sink as a user constructs it."""
-    key = COLUMN if has_key else None
+def configured(letter: str, commit: Commit, *, atomic: bool, options: int) -> Postgres:
+    """Return a sink as a user constructs it: each number of options has a key or none, and sets rows aside or not."""
     return Postgres(
-        "host=localhost", table=f"table_{letter.lower()}", key=key, select=COLUMN, commit=commit, atomic=atomic
+        "host=localhost",
+        table=f"table_{letter.lower()}",
+        key=COLUMN if options % 2 else None,
+        select=COLUMN,
+        commit=commit,
+        atomic=atomic,
+        on_rejected="dead_letter" if options // 2 % 2 and atomic else "stop",
     )
 
 
@@ -50,11 +55,11 @@ class PostgresSink:
         del spool  # always, unless tasks write themselves
         self._world = world
         self._step = world.copying(self.letter, step)
-        self.config = configured(self.letter, self.commit, atomic=self.atomic, has_key=world.options % 2 > 0)
+        self.config = configured(self.letter, self.commit, atomic=self.atomic, options=world.options)
 
     def begin(self, task: Task, attempt_number: int = 0) -> Any:
         """Return a task's writer."""
-        self._world.write_with(task.epoch.attempt, len(self.config.key))
+        self._world.write_with(task.epoch.attempt, len(self.config.key) + 2 * self.config.sets_aside)
         return SpooledRows(task)
 
     def participant(self, members: Mapping[str, Any]) -> Participant:
@@ -90,7 +95,7 @@ class ByTaskSink(PostgresSink):
 
     def begin(self, task: Task, attempt_number: int = 0) -> Any:
         """Open a transaction."""
-        self._world.write_with(task.epoch.attempt, len(self.config.key))
+        self._world.write_with(task.epoch.attempt, len(self.config.key) + 2 * self.config.sets_aside)
         return self.writer(self.config, task)
 
 
@@ -98,7 +103,7 @@ class SharedSink(PostgresSink):
     """One of two in a database."""
 
     letter = "A"
-    group = "database"
+    group: str | None = "database"
 
 
 class OtherSharedSink(SharedSink):

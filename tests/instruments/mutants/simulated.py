@@ -1,11 +1,13 @@
 """Find out which mutants of a family's deciding modules the simulation notices alone, without a server.
 
-``python -m mutants.simulated kafka --seconds 20`` plays fault plans against each mutant until one is violated.
+``python -m mutants.simulated kafka --seconds 20`` plays the family's scenes against each mutant, then fault plans,
+until one is violated. `mutants.unseen` lists those that it cannot see, with the reason: they are not tried.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.abc
 import importlib.util
 import itertools
@@ -21,6 +23,7 @@ from typing import Any, Final
 import epochsink
 from mutants.mutant import Mutant
 from mutants.run import FAMILIES
+from mutants.unseen import UNSEEN
 
 PACKAGE: Final = Path(epochsink.__file__).parent
 DECIDING: Final = {
@@ -37,6 +40,16 @@ DECIDING: Final = {
         *("remnants", "repair", "sessions", "sink_table", "staging", "table", "table_identity", "vote"),
     ),
 }
+HEAVY: Final = (
+    "pyarrow.compute",
+    "numpy",
+    "psycopg",
+    "elasticsearch",
+    "kafka",
+    "confluent_kafka",
+    "tenacity",
+    "greenlet",
+)
 LETTERS: Final = {"kafka": ("K",), "elasticsearch": ("E", "F"), "postgres": ("P", "S", "T", "AB", "CD")}
 """The sinks of each family that are played in turn."""
 
@@ -107,6 +120,18 @@ def histories(family: str, seed: int) -> Iterator[tuple[Any, Any]]:
                 yield Case(tuple(sorted(found)), sinks, 0), variant
 
 
+def scenes(family: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each scene of a family, and what is wrong with it."""
+    from simulation import scene  # noqa: PLC0415 - after the mutant is in place
+    from simulation.explorer import quiet  # noqa: PLC0415 - likewise
+
+    for name in ("kafka_scenes", "postgres_scenes", "search_scenes"):
+        importlib.import_module(f"simulation.{name}")
+    with quiet():
+        for letters, one in scene.SCENES[family]:
+            yield f"{letters} {one.__name__}", scene.play(letters, one)
+
+
 def noticed(family: str, seconds: float, seed: int) -> tuple[int, Any, list[str]]:
     """Return how many plans were played, and the last one with what it violates; nothing if none is violated."""
     from simulation.explorer import quiet  # noqa: PLC0415 - after the mutant is in place
@@ -126,13 +151,16 @@ def judge(mutant: Mutant | None, family: str, seconds: float, seed: int) -> int:
     if mutant is not None:
         sys.meta_path.insert(0, Mutated(mutant))
     try:
-        count, history, violations = noticed(family, seconds, seed)
+        played = ((history, [wrong]) for history, wrong in scenes(family) if wrong)
+        count, (history, violations) = 0, next(played, (None, list[str]()))
+        if not violations and seconds:
+            count, history, violations = noticed(family, seconds, seed)
     except Exception as failure:  # noqa: BLE001 - the mutant breaks the code in another way
         count, history, violations = 0, None, [repr(failure)]
     what = "the code as it is" if mutant is None else f"{mutant.file}: {mutant.harm}"
     sys.stdout.write(f"{'KILLED' if violations else 'ALIVE '} {count:5} {what}\n")
     if violations:
-        sys.stdout.write(f"             {violations[0][:110]} {history[0] if history else ''}\n")
+        sys.stdout.write(f"             {violations[0][:150]!r} {history or ''}\n")
     sys.stdout.flush()
     return 0 if violations else 1
 
@@ -145,9 +173,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="those whose file, text or harm contains this")
     asked = parser.parse_args(arguments)
+    for name in HEAVY:
+        # once, and not in each process that judges a mutant
+        importlib.import_module(name)
     files = {f"{asked.family}/{name}.py" for name in DECIDING[asked.family]}
     found: list[Mutant | None] = [None]
-    found += [each for each in FAMILIES[asked.family] if each.file in files and asked.only in f"{each.file} {each}"]
+    excluded = 0
+    for each in FAMILIES[asked.family]:
+        if each.file not in files or asked.only not in f"{each.file} {each}":
+            continue
+        if reason := UNSEEN.get((each.file, each.old), each.equivalent):
+            excluded += 1
+            sys.stdout.write(f"UNSEEN       {each.file}: {each.harm}\n             {reason}\n")
+        else:
+            found.append(each)
+    sys.stdout.flush()
     alive = 0
     for mutant in found:
         child = os.fork()
@@ -155,7 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os._exit(judge(mutant, asked.family, asked.seconds, asked.seed))
         _, status = os.waitpid(child, 0)
         alive += bool(status) and mutant is not None
-    sys.stdout.write(f"{len(found) - 1 - alive} of {len(found) - 1} noticed\n")
+    tried = len(found) - 1
+    sys.stdout.write(f"{tried - alive} of {tried} noticed, {excluded} cannot be seen\n")
     return 0
 
 
