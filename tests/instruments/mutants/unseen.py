@@ -16,7 +16,7 @@ UNSEEN: Final[dict[tuple[str, str], str]] = {
     ("postgres/staging.py", 'sql.SQL("" if self.logged else "UNLOGGED")'): _SQL,
     ("postgres/compared.py", "        connection.execute(whole, binary=True)\n"): _SQL,
     ("postgres/compared.py", "        if value not in text and"): _SQL,
-    ("postgres/compared.py", "        if made:\n"): _SQL,
+    ("postgres/compared.py", "        if constants:\n"): _SQL,
     ("postgres/sink_table.py", '            "accumulate": merge.accumulate,\n'): (
         "the table in memory has one column, which is the key: there is nothing to combine"
     ),
