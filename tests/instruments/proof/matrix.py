@@ -15,8 +15,8 @@ BEGIN: Final = "<!-- written by proof.matrix -->"
 END: Final = "<!-- to here -->"
 FAMILIES: Final = ("Kafka", "PostgreSQL", "Elasticsearch")
 TESTS: Final = {
-    "real servers and processes": ("integration", "failure", "instruments"),
-    "the simulation": ("simulation", "model"),
+    "real servers": ("integration", "failure", "instruments"),
+    "simulation": ("simulation", "model"),
     "other tests": ("unit", "contract"),
 }
 """What shows a fault, and the folders of those tests."""
@@ -25,7 +25,7 @@ HEAD: Final = (
     "what goes wrong",
     "faults",
     *FAMILIES,
-    *(f"by {by}" for by in TESTS),
+    *TESTS,
 )
 
 

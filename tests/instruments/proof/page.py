@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink_devkit.svg import WIDTH, Svg, letters
-from proof.findings import CLASSES, FINDINGS, UNEXPLAINED, finding_of
+from proof.findings import CLASSES, FINDINGS, LIBRARY, UNEXPLAINED, finding_of
 from proof.record import kept
 
 if TYPE_CHECKING:
@@ -174,15 +174,25 @@ def text(records: list[dict[str, Any]]) -> str:
     still_open = [line for one in found.values() for line in one.open]
     return TEMPLATE.read_text().format(
         newest="\n".join(map(_newest, newest(records))),
-        open="\n".join(["**Open:**", "", *(f"- {line}" for line in still_open)])
-        if still_open
-        else "**Open: nothing.**",
+        open="\n".join(["**Open:**", "", *(f"- {line}" for line in still_open)]) if still_open else NOTHING_OPEN,
+        tried=_tried(found, records),
         unexplained=_unexplained(records),
         rows="\n".join(f"| {' | '.join(_row(kind, one))} |" for kind, one in found.items()),
         classes="\n".join(_classes(records)),
         findings="\n".join(_findings(records)),
         soaks=_soaks([one for one in records if one["what"] == "soak"]),
         records="\n".join(map(_record, records)),
+    )
+
+
+def _tried(found: Mapping[str, Sum], records: list[dict[str, Any]]) -> str:
+    """Return in a sentence what all runs have tried and found."""
+    tried = sum(one.figures[KINDS[kind].tried] for kind, one in found.items())
+    anomalies = sum(len(one.anomalies) for one in found.values())
+    faults = sum(one.of == LIBRARY for one, *_ in _by_finding(records))
+    return (
+        f"{len(records)} runs have tried {tried:,} plans, kills, faults and mutants, and found {anomalies} anomalies. "
+        f"[Their causes](#what-was-found): {faults} were faults of epochsink, and are mended."
     )
 
 
@@ -194,7 +204,8 @@ def _newest(record: Mapping[str, Any]) -> str:
     title = f"{about.title}: {target}" if target else about.title
     wrong = len(figures["anomalies"])
     anomalies = f"{wrong}, {len(opens(record))} open" if wrong else "none"
-    cells = [title, record["began"][:10], f"`{record['commit'][:12]}`", tried, struck, anomalies, f"`{about.command}`"]
+    # what answers first: on a phone, only the first columns are seen
+    cells = [title, tried, struck, anomalies, record["began"][:10], f"`{record['commit'][:7]}`"]
     return f"| {' | '.join(cells)} |"
 
 
