@@ -32,19 +32,27 @@ from simulation.explorer import Case, quiet, steps_of
 from simulation.plans import Fault, Plan
 from simulation.simulation import Simulation
 from simulation.threads import Operation, Thread
-from simulation.world import Folders, Spooled, entry_of
+from simulation.world import Folders, Spooled, entry_of, home
 
 DOCUMENTS: Final = "EF"
 SHARERS: Final = "BD"
 """Sinks that share the transactions of the one before."""
-BY_HAND: Final = 2
-"""What a restore does with the ledger if entries are removed from it: the take that sums them up still knows them."""
 OF_STEPS: Final = {"err", "lost", "delay", "twice"}
 CRASHES: Final = {"before", "after", "pause", "stall", "options"}
 """Faults that only end a process, or make it wait."""
 TIME_OUTS: Final = {"timeout": "K", "rollback": "PTAC"}
 """Faults after which a target holds nothing prepared, and the targets."""
-STORED: Final = {"ledger_is", "offsets_are", "commits_are", "times_out", "restored"}
+SET_BACK: Final = {"back", "failover"}
+STORED: Final = {
+    "ledger_is",
+    "offsets_are",
+    "commits_are",
+    "times_out",
+    "restored",
+    "begins_anew",
+    "transactions_are_set_back",
+    "documents_are_set_back",
+}
 """What may come from a process that is dead."""
 
 
@@ -59,6 +67,8 @@ class Watch:
         self.ends_at = ""
         self._inputs: dict[int, list[bytes]] = {}
         self._ledger = Ledger()
+        self._newest: dict[tuple[int, Generation], tuple[Part, Any]] = {}
+        """What the ledger has named last of each attempt, and how the target knows it."""
         self._dead: set[int] = set()
 
     def add(self, *event: Any) -> None:
@@ -97,6 +107,8 @@ class Watch:
             kind = entry["entry"]
             if kind == "take":
                 owner = self.simulation.generation_of(entry["generation"])
+                # a driver reads from the last take on, and believes its summary
+                done, parts = self._summed_up(entry["summary"])
             elif kind == "prepared":
                 epoch = entry["epoch"]
                 writer = self.simulation.writers[entry["attempt"]]
@@ -112,7 +124,16 @@ class Watch:
                 done = entry["epoch"] + 1
             elif kind != "replay":
                 self.ends_at = self.ends_at or f"an entry '{kind}'"
+            self._newest |= {part[:2]: (part, name) for part, name in parts}
         return Ledger(owner, tuple(part for part, _ in parts), done), parts
+
+    def _summed_up(self, summary: Mapping[str, Any]) -> tuple[int, list[tuple[Part, Any]]]:
+        """Return how many epochs a summary calls done, and what it names of each epoch."""
+        named = [(number, attempt) for number, attempt, _ in summary["done"]]
+        named += [(each["epoch"], each["attempt"]) for each in summary["pending"]]
+        return len(summary["done"]), [
+            self._newest[number, self.simulation.writers[attempt]] for number, attempt in named
+        ]
 
     def rows(self, epoch: int, offsets: bytes) -> str:
         """Return the letter of an epoch's input: each one that it ever had gets another."""
@@ -188,9 +209,17 @@ class Watch:
         if kind in TIME_OUTS:
             if self.transactions and self.transactions in TIME_OUTS[kind]:
                 self.add("times_out")
+        elif kind in SET_BACK:
+            if fault[1] == self.documents:
+                self.add("documents_are_set_back")
+            elif self.transactions and fault[1] == home(self.transactions):
+                self.add("transactions_are_set_back")
+        elif kind == "newck":
+            self._inputs, self._ledger = {}, Ledger()
+            self.add("begins_anew")
         elif kind == "loser":
             self.add("loses_a_task", process.number)
-        elif kind in ("restore", "ledger") and fault[-1] != BY_HAND:
+        elif kind in ("restore", "ledger"):
             self._ledger = self.ledger()
             commits = len(self.simulation.world.files.get("commits", {}))
             self.add("restored", self.offsets(), commits, self._ledger)

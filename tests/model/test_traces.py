@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from shares import SHARE
 
-from model.simulated import Replays
+from model.simulated import SET_BACK, Replays
 from simulation import plans
 from simulation.explorer import Case, steps_of
 from simulation.mutants import MUTANTS
@@ -61,6 +61,14 @@ def test_plans_with_two_faults(sinks: str) -> None:
     seed = 6_000 + plans.SINKS.index(sinks)
     two = plans.at_random(seed, steps_of(sinks, schedule) + 25, 2, plans.MEDIUM)
     expect_allowed(sinks, schedule, itertools.islice(two, 800))
+
+
+@pytest.mark.parametrize("sinks", plans.SINKS)
+def test_plans_in_which_a_target_is_set_back(sinks: str) -> None:
+    schedule = (SHARE.place + plans.SINKS.index(sinks)) % 3
+    seed = 7_000 + plans.SINKS.index(sinks)
+    steps, backwards = steps_of(sinks, schedule) + 25, [one for one in plans.backwards(sinks) if one[0] in SET_BACK]
+    expect_allowed(sinks, schedule, itertools.islice(plans.another_too(seed, steps, backwards, plans.SIMPLE), 160))
 
 
 @pytest.mark.parametrize("name", sorted(CAUGHT))

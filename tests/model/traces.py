@@ -19,11 +19,13 @@ from model.specification import (
     FAILED,
     LOSER,
     NONE,
+    Documents,
     Driver,
     Generation,
     Ledger,
     Move,
     Moves,
+    Part,
     Protocol,
     State,
     again,
@@ -34,10 +36,10 @@ from model.specification import (
     with_prepared,
 )
 
-OBSERVED: Final = {"take", "append", "plan", "decide", "stop", "end", "start fails", "vote fails"}
+OBSERVED: Final = frozenset({"take", "append", "plan", "decide", "stop", "end", "start fails", "vote fails"})
 """The steps that happen when they are observed, and at no other time."""
 STARTS: Final = ("take", "compare", "sweep", "recover", "plan")
-LONGEST: Final = 99
+LONGEST: Final = 10**6
 TAKE: Final = ("append", "take")
 """A late one: what is observed says which generation it gets."""
 Event = tuple[Any, ...]
@@ -52,6 +54,8 @@ class Refused(AssertionError):
 class Observed(Protocol):
     """The specification, for a history of any length."""
 
+    observed = OBSERVED
+
     def __init__(self) -> None:
         super().__init__(epochs=LONGEST)
 
@@ -65,6 +69,23 @@ class Observed(Protocol):
         if d.epoch >= 0:
             yield from super().plan(s, d)
             yield Move("no more input", put(s, d, d._replace(stream="ended")))
+
+    def looked(self, s: State, d: Driver) -> Moves:
+        """Append `done`: the marks were read before a target was set back."""
+        yield from Protocol(lacks="both marks").done(s, d)
+
+
+class Stored(Observed):
+    """The specification, for what a history has left in its checkpoint: what Spark does there, nobody has observed."""
+
+    observed = OBSERVED - {"plan", "decide"}
+
+    def plan(self, s: State, d: Driver) -> Moves:
+        """Let Spark read its logs first."""
+        if d.epoch < 0:
+            yield Move("read the logs", put(s, d, d._replace(epoch=len(s.offsets) - (s.commits < len(s.offsets)))))
+        else:
+            yield from super().plan(s, d)
 
 
 class Possible(NamedTuple):
@@ -81,6 +102,8 @@ class Possible(NamedTuple):
     generations: tuple[Generation, ...] = ()
     over: bool = False
     """Whether the query has stopped for its operator."""
+    set_back: bool = False
+    """Whether a target has lost something; it may be of another part, or older than the first epoch."""
 
     # ---- steps that nobody observes
 
@@ -97,13 +120,13 @@ class Possible(NamedTuple):
     def _next(self, s: State) -> Iterator[State]:
         for number, d in self._drivers(s):
             for move in self.protocol.steps(s, d):
-                if move.name not in OBSERVED and not move.fault and self._may(move.name, number, d):
+                if move.name not in self.protocol.observed and not move.fault and self._may(move.name, number, d):
                     yield move.to
         if any(call == "unblock" for _, call in self.gates):
             for part in s.transactions.prepared.difference(s.ledger.records):
                 yield with_prepared(s, s.transactions.prepared - {part})
         for request in s.late:
-            if request[0] not in ("append", "decide"):
+            if request[0] not in self.protocol.observed:
                 yield self.protocol.apply(s._replace(late=s.late - {request}), request)[0]
 
     def _may(self, step: str, number: int, d: Driver) -> bool:
@@ -156,10 +179,14 @@ class Possible(NamedTuple):
         """End the call."""
         return self._replace(gates=self.gates - {(number, call)})
 
-    def committed(self, _: int, epoch: int, generation: int) -> Possible:
-        """Hear from the target that an attempt is committed."""
-        so = (s for s in self.states if (epoch, generation) in {part[:2] for part in s.transactions.visible})
-        return self._replace(states=frozenset(so))
+    def committed(self, number: int, epoch: int, generation: int) -> Possible:
+        """Hear from the target that an attempt is committed; it may have been set back since."""
+
+        def is_so(s: State) -> bool:
+            heard = {d.part[:2] for at, d in self._drivers(s) if at == number and d.commit not in ("commit", "ask")}
+            return (epoch, generation) in {part[:2] for part in s.transactions.visible} | heard
+
+        return self._replace(states=frozenset(filter(is_so, self.states)))
 
     def gone(self, _: int, epoch: int) -> Possible:
         """Hear from it that what the ledger names is neither prepared nor committed."""
@@ -170,9 +197,14 @@ class Possible(NamedTuple):
 
         return self._replace(states=frozenset(filter(is_gone, self.states)))
 
-    def written(self, _: int, epoch: int, generation: int) -> Possible:
-        """Hear from the target of documents that an attempt is written, and marked."""
-        return self._replace(states=frozenset(s for s in self.states if s.documents.mark == (epoch, generation)))
+    def written(self, number: int, epoch: int, generation: int) -> Possible:
+        """Hear from the target of documents that an attempt is written, and marked; it may have been set back since."""
+
+        def is_so(s: State) -> bool:
+            heard = [d.part[:2] for at, d in self._drivers(s) if at == number and d.commit in ("done", "looked")]
+            return (epoch, generation) in [s.documents.mark, *heard]
+
+        return self._replace(states=frozenset(filter(is_so, self.states)))
 
     def abandons(self, number: int) -> Possible:
         """Let an attempt fail that is not recorded."""
@@ -205,12 +237,40 @@ class Possible(NamedTuple):
                 yield s
 
         # of several targets, it may be for another one
-        return (self if targets > 1 else self._each(number, stopped))._replace(over=True)
+        return (self if targets > 1 or self.set_back else self._each(number, stopped))._replace(over=True)
 
     def dies(self, number: int) -> Possible:
         """End a driver's process."""
         dead = self._each(number, lambda s, d: [put(s, d, None)])
         return dead._replace(gates=frozenset(gate for gate in self.gates if gate[0] != number))
+
+    # ---- what the files of a checkpoint tell afterwards
+
+    def superseded(self, number: int) -> Possible:
+        """Let another driver take the ledger next: of this one, Spark may still decide the epoch that it runs."""
+
+        def left(s: State, d: Driver) -> Iterator[State]:
+            late = s.late | {("decide", d.epoch)} if d.stream == "decide" else s.late
+            yield put(s._replace(late=late), d, None)
+
+        return self._each(number, left)
+
+    def decided_within(self, fewest: int, most: int) -> Possible:
+        """Know how many epochs are decided, at least and at most."""
+        return self._replace(states=frozenset(s for s in self.states if fewest <= s.commits <= most))
+
+    def may_be_lost(self) -> Possible:
+        """Let a recorded transaction be aborted, or not."""
+        lost = {
+            with_prepared(s, s.transactions.prepared - {part})
+            for s in self.states
+            for part in s.transactions.prepared.intersection(s.ledger.records)
+        }
+        return self._replace(states=self.states | lost)
+
+    def entry_is(self, number: int, ledger: Ledger, fewest: int, most: int) -> Possible:
+        """Append an entry, when so many epochs are decided."""
+        return self.decided_within(fewest, most).ledger_is(number, ledger)
 
     # ---- what is stored
 
@@ -313,6 +373,40 @@ class Possible(NamedTuple):
 
         return self._replace(states=frozenset(map(after, self.states)))
 
+    def begins_anew(self) -> Possible:
+        """Begin a new checkpoint on the same targets, which know nothing of it."""
+        return self._replace(states=frozenset([State()]), gates=frozenset(), over=False, set_back=False)
+
+    def transactions_are_set_back(self) -> Possible:
+        """Put an older copy of them back, or lose the newest: any of those that the ledger names may be prepared."""
+
+        def older(s: State) -> Iterator[State]:
+            prepared, visible = s.transactions
+            for newest in range(len(visible) + 1):
+                named = set(s.ledger.records[newest:]) - prepared
+                for more in [set[Part](), *({part} for part in named), named]:
+                    for held in {prepared, prepared - set(s.ledger.records), frozenset[Part]()}:
+                        yield with_prepared(s, frozenset(held | more), visible[:newest])
+
+        return self._set_back(older)
+
+    def documents_are_set_back(self) -> Possible:
+        """Put an older copy of the index back, or lose the newest requests: the mark is the last of an epoch."""
+
+        def older(s: State) -> Iterator[State]:
+            own, incarnation = s.documents.own, s.documents.incarnation + 1
+            for newest in range(-1, len(own)):
+                marks = {None if at < 0 else own[at][:2] for at in (newest, max(newest - 1, -1))}
+                for mark in marks:
+                    yield s._replace(documents=Documents(own[: newest + 1], newest, mark, incarnation))
+
+        return self._set_back(older)
+
+    def _set_back(self, older: Callable[[State], Iterable[State]]) -> Possible:
+        states = {to for s in self.states for to in older(s)}
+        looked = {put(s, d, d._replace(commit="looked")) for s in states for d in s.drivers if d.commit == "done"}
+        return self._replace(states=frozenset(states | looked), set_back=True)
+
     # ---- what to show
 
     def expected(self) -> list[str]:
@@ -328,8 +422,8 @@ class Possible(NamedTuple):
 class Traces:
     """Replays histories against the specification. ``replayed`` counts them, ``observations`` what they showed."""
 
-    def __init__(self) -> None:
-        self._protocol = Observed()
+    def __init__(self, protocol: Observed | None = None) -> None:
+        self._protocol = protocol or Observed()
         self._nodes: list[Possible] = []
         self._numbers: dict[Possible, int] = {}
         self._after: dict[tuple[int, Event], int] = {}

@@ -21,8 +21,8 @@ from processes import PipelineProcess
 
 from epochsink_devkit.demo.session import jvm_options
 from epochsink_devkit.history import HistoryLog, Report, Workload, check
-from epochsink_devkit.history.checkpoint_watch import CheckpointWatch
 from epochsink_devkit.history.sampling import Sampler
+from model.recorded import RecordedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -61,7 +61,7 @@ NEVER_RECORDED: Final = frozenset(
 
 
 class Watch(Protocol):
-    """What looks at a checkpoint: `CheckpointWatch` at those of Spark."""
+    """What looks at a checkpoint: `RecordedCheckpoint` at those of Spark."""
 
     @property
     def epochs(self) -> int:
@@ -94,7 +94,7 @@ class Harness:
         program: Path = PIPELINE,
         workload: Workload = WORKLOAD,
         python: str = sys.executable,
-        watch: Callable[[Path, str, HistoryLog], Watch] = CheckpointWatch,
+        watch: Callable[[Path, str, HistoryLog], Watch] = RecordedCheckpoint,
         **spec: Any,
     ) -> None:
         self.folder = folder
@@ -284,9 +284,11 @@ class Harness:
         raise AssertionError(f"after {starts} starts, {self.watch.decided()} of {self._fed} is decided:\n{self.tail()}")
 
     def report(self) -> Report:
-        """Take the final reads, and judge."""
+        """Take the final reads, and judge; the ledger, too, must be one that the specification allows."""
         self.finish()
-        return check(self.log.folder, progress_within=PROGRESS_SECONDS)
+        report = check(self.log.folder, progress_within=PROGRESS_SECONDS)
+        report.counts["ledger entries"] = self.replay()
+        return report
 
     def finish(self) -> None:
         """Take the final reads; the history is complete then."""
@@ -296,6 +298,13 @@ class Harness:
             assert sampler.reads > self.runs, f"{sampler.name} was not looking: {sampler.reads} in {self.runs} runs"
         self._note_spool()
         self.log.write_input(self._run, self._workload.source(self._fed))
+
+    def replay(self) -> int:
+        """Replay the ledger against the specification; return how many entries it has. Raises `Refused`."""
+        self.watch.look()
+        assert isinstance(self.watch, RecordedCheckpoint)
+        print(self.watch.recorded.replay())  # noqa: T201 - what was replayed is the result
+        return len(self.watch.recorded.entries)
 
     def _note_spool(self) -> None:
         for folder in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):

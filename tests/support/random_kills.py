@@ -124,7 +124,8 @@ class Kills:
     def keep(self, report: Report) -> None:
         """Keep the record, if a folder is given for it."""
         if folder := os.environ.get("EPOCHSINK_RECORDS"):
-            counts = {name: report.counts[name] for name in ("epochs", "source rows", "reads", "drivers")}
+            names = ("epochs", "source rows", "reads", "drivers", "ledger entries")
+            counts = {name: report.counts[name] for name in names}
             figures = {"kills": len(self.plan), **counts, "anomalies": [*map(str, report.anomalies)]}
             self._record.keep(Path(folder), figures)
 

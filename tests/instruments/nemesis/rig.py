@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from epochsink_devkit.history import HistoryLog, Report, Workload, check
-from epochsink_devkit.history.checkpoint_watch import CheckpointWatch
 from epochsink_devkit.history.sampling import Sampler
+from model.recorded import RecordedCheckpoint
 from nemesis.cluster import PARTITIONS, SOURCE, Cluster
 from nemesis.hosts import SUBNET
 from nemesis.reading import Blindfold, Guarded, Rest
@@ -122,7 +122,7 @@ class Rig:
             chance = random.Random(self._seed)
             self.supervisor = Supervisor(self.cluster, self.history, self._workload, chance, self.timeline.tell)
             self.supervisor.quiet = not self._canaries
-            self.watch = CheckpointWatch(self.cluster.watched(), RUN, self.history)
+            self.watch = RecordedCheckpoint(self.cluster.watched(), RUN, self.history)
             self.feeder = Feeder(self.cluster)
             self._stack = stack.pop_all()
         return self

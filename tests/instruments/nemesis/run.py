@@ -90,6 +90,7 @@ class Leg:
             "rows": self.counts["source rows"],
             "reads": self.counts["reads"],
             "rows read": self.counts["rows read"],
+            "ledger entries": self.counts["ledger entries"],
             "deaths of drivers that a target's readers missed": self.counts["unread kills"],
             "healings": len(self.recoveries),
             "longest progress after healing, s": round(slowest.seconds, 1) if slowest else None,
@@ -209,7 +210,8 @@ def play(leg: Leg, chosen: argparse.Namespace, seconds: float, show: Callable[[s
             report = rig.finish()
             leg.canaries = rig.supervisor.canaries
             leg.counts.update(report.counts)
-            leg.anomalies += map(str, report.anomalies)
+            leg.counts["ledger entries"] += len(rig.watch.recorded.entries)
+            leg.anomalies += [*map(str, report.anomalies), *rig.watch.recorded.refusals()]
     except BaseException as failure:
         # a run that breaks off, or is ended by hand, is told like an anomaly: nothing has been judged
         traceback.print_exc()

@@ -252,7 +252,7 @@ def play(name: str, folder: Path, subnet: str) -> list[str]:
             scenario(Scene(rig))
             report = rig.finish()
             summary |= {"counts": report.counts}
-            wrong = [str(one) for one in report.anomalies]
+            wrong = [*map(str, report.anomalies), *rig.watch.recorded.refusals()]
     except Stopped as stopped:
         summary |= {"stopped": str(stopped)}
         wrong = []

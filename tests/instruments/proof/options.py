@@ -351,6 +351,7 @@ def prove(folder: Path, servers: Servers, kills: list[str], chance: random.Rando
             "epochs": harness.watch.epochs,
             "drivers": harness.runs,
             "reads": findings.looks + 1,
+            "ledger entries": harness.replay(),
             "anomalies": findings.shown,
         }
 

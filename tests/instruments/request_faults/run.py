@@ -49,6 +49,7 @@ class Result:
     struck: bool
     flaw: str
     seconds: float
+    entries: int = 0
 
 
 def _postgres(stack: ExitStack, way: Mapping[str, Any], tables: int = 1) -> Side:
@@ -136,7 +137,7 @@ def play(of: str, asked: Asked) -> Iterator[Result]:
                 yield Result(of, plan.story.name, struck=True, flaw=f"{plan}: {failure!r}", seconds=0.0)
             else:
                 flaw = str(verdict) if verdict.flaws else ""
-                yield Result(of, plan.story.name, struck=verdict.struck, flaw=flaw, seconds=verdict.seconds)
+                yield Result(of, plan.story.name, verdict.struck, flaw, verdict.seconds, verdict.entries)
 
 
 def _work(asked: Asked, results: Queue[Result | str | None]) -> None:
@@ -176,6 +177,7 @@ def main() -> int:
         whole = sum(counts.values(), Counter[str]())
         figures = {
             **{name: whole[name] for name in ("plans", "struck")},
+            "ledger entries": whole["entries"],
             "of": [{"target": target, "story": story, **count} for (target, story), count in sorted(counts.items())],
             "anomalies": anomalies,
             **({"guards": sorted(guards.reached(given.guards))} if given.guards else {}),
@@ -215,7 +217,7 @@ def gathered(asked: Asked, console: Console) -> tuple[Counts, list[str]]:
                 continue
             if isinstance(result, Result):
                 count = counts.setdefault((result.of, result.story), Counter())
-                count.update(plans=1, struck=int(result.struck), flaws=int(bool(result.flaw)))
+                count.update(plans=1, struck=int(result.struck), flaws=int(bool(result.flaw)), entries=result.entries)
                 progress.update(task, advance=1, description=f"{result.of}: {result.story}")
             wrong = result.flaw if isinstance(result, Result) else f"a worker has failed: {result}"
             if wrong:

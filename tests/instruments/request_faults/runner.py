@@ -19,8 +19,8 @@ from kafka_kit import wait_for
 
 from epochsink.failpoints import POINTS
 from epochsink_devkit.history.checker import check
-from epochsink_devkit.history.checkpoint_watch import CheckpointWatch
 from epochsink_devkit.history.history import HistoryLog
+from model.recorded import RecordedCheckpoint
 from nemesis.recovery import patience
 from request_faults.families import LOSSES, LOST, MAY_STOP, SET_BACK
 from request_faults.life import RUN, TELL_STACKS, Life, live, source_of, stacks_file
@@ -137,7 +137,8 @@ class Plan:
 class Verdict:
     """What a plan has shown. ``struck``: its faults have found their requests.
 
-    ``requests`` are those of the life that the first fault strikes, ``deeds`` what others can do to the target.
+    ``requests`` are those of the life that the first fault strikes, ``deeds`` what others can do to the target,
+    ``entries`` how many the ledger has, which is replayed against the specification.
     """
 
     plan: Plan
@@ -146,6 +147,7 @@ class Verdict:
     answers: list[tuple[str, str, str]]
     requests: list[Seen]
     deeds: tuple[str, ...]
+    entries: int
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -238,7 +240,7 @@ class _Play:
         self._log = HistoryLog(folder / "history")
         for target in place.targets.values():
             self._log.write("target", **asdict(target))
-        self._watch = CheckpointWatch(checkpoint, RUN, self._log)
+        self._watch = RecordedCheckpoint(checkpoint, RUN, self._log)
         self._processes: list[BaseProcess] = []
         self._answers: list[tuple[str, str, str]] = []
         self._flaws: list[str] = []
@@ -277,7 +279,8 @@ class _Play:
         strikes = [strike for _, strike in self._strikes]
         flaws += [f"the deed failed: {strike.failure!r}" for strike in strikes if strike.failure is not None]
         struck = all(strike.struck.is_set() for strike in strikes)
-        return Verdict(plan, struck, flaws, self._answers, requests, tuple(self._place.deeds))
+        entries = len(self._watch.recorded.entries)
+        return Verdict(plan, struck, flaws, self._answers, requests, tuple(self._place.deeds), entries)
 
     def _meet(self, hit: Hit, strike: Strike, epochs: int) -> None:
         """Live the life that a fault strikes, and what has to come before the strike has run its course."""
@@ -414,6 +417,7 @@ class _Play:
         self._read(final=True)
         self._log.write_input(RUN, source_of(epochs))
         report = check(self._log.folder, progress_within=_life_seconds())
+        flaws += self._watch.recorded.refusals()
         back = SET_BACK in self._done_by_others()
         pardoned = _STOPPED | (_SET_BACK_SHOWS if back else set()) if loud else set()
         return flaws + [str(one) for one in report.anomalies if one.name not in pardoned]
