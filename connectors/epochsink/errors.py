@@ -118,6 +118,7 @@ class EpochsinkError(Exception):
 
     def address(self, addresses: Addresses) -> None:
         """Complete the commands, so that they can be typed as they stand."""
+        self.message = addresses.complete(self.message)  # a finding names its way out itself
         self.hint = addresses.complete(self.hint)
         self.command = addresses.complete(self.command)
         self.notes = tuple(map(addresses.complete, self.notes))

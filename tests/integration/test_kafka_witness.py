@@ -8,12 +8,12 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from kafka.admin import AbortTransactionSpec
 from kafka.structs import TopicPartition
 from kafka_kit import (
     NO_ROWS,
     ListRows,
     Reader,
+    abort_at_partitions,
     admin,
     await_visible,
     commit,
@@ -74,16 +74,6 @@ def truncate(broker: LocalKafka, topic: str, part: Committable) -> None:
     for snapshot in (broker.data / f"{topic}-1").glob("*.snapshot"):
         snapshot.unlink()
     broker.start()
-
-
-def abort_at_partitions(broker: LocalKafka, topic: str, part: Committable) -> None:
-    """Abort a transaction as ``kafka-transactions.sh abort`` does: the coordinator is not told."""
-    with admin(broker.bootstrap_servers) as client:
-        for partition in (0, 1):
-            at = TopicPartition(topic, partition)
-            client.abort_transaction(AbortTransactionSpec(at, part["producer_id"], part["producer_epoch"]))
-        name = part["transactional_id"]
-        assert client.describe_transactions([name])[name].state.value == "Ongoing"
 
 
 def delete_first_rows(broker: LocalKafka, topic: str, part: Committable) -> None:

@@ -14,7 +14,7 @@ from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import RowCount, Task, participants_of
+from epochsink.sink import Keeping, RowCount, Task, participants_of
 from epochsink.spark.query_run import Run, RunSettings
 
 if TYPE_CHECKING:
@@ -123,11 +123,15 @@ class CheckpointKit:
     ) -> tuple[str, dict[str, object]]:
         (participant,) = (each for each in self.participants if name in each.members)
         schemas = dict.fromkeys(participant.members, batch.schema)
-        settings = participant.begin(epoch, schemas, retained=self._retain_seconds > 0)[name].settings
-        task = Task(self.coordinator.identity(name), epoch, partition, uuid.uuid4().hex, settings=settings)
-        spool = self.spool.writer(task, batch.schema)
-        spool.write(batch)
-        self._spooled.setdefault(name, {})[task.uuid] = spool.close()
+        told = participant.begin(epoch, schemas, retained=self._retain_seconds > 0)[name]
+        # what a participant keeps nowhere is spooled here all the same: for tests of what becomes of spools
+        keeping = Keeping.IN_SPOOL if told.keeping is Keeping.NOT else told.keeping
+        identity = self.coordinator.identity(name)
+        task = Task(identity, epoch, partition, uuid.uuid4().hex, keeping, settings=told.settings)
+        if keeping.is_spooled:
+            spool = self.spool.writer(task, batch.schema)
+            spool.write(batch)
+            self._spooled.setdefault(name, {})[task.uuid] = spool.close()
         writer = self.sinks[name].writer(task)
         writer.write(batch)
         return task.uuid, writer.prepare()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
-from kafka.admin import KafkaAdminClient
+from kafka.admin import AbortTransactionSpec, KafkaAdminClient
+from kafka.structs import TopicPartition as KafkaPartition
 
 from epochsink.errors import SpoolMissing
 from epochsink.identity import marker_group
@@ -171,6 +172,16 @@ def committed(committer: OneSink, at: Epoch, parts: Sequence[Committable]) -> se
 def abort(committer: OneSink, part: Committable) -> None:
     """End a part's transaction with "abort", as somebody else might."""
     committer.participant._sweep.abort(KafkaCommittable.from_json(part).transaction)
+
+
+def abort_at_partitions(broker: KafkaService, topic: str, part: Committable) -> None:
+    """Abort a transaction as ``kafka-transactions.sh abort`` does: the coordinator is not told."""
+    with admin(broker.bootstrap_servers) as client:
+        for partition in (0, 1):
+            at = KafkaPartition(topic, partition)
+            client.abort_transaction(AbortTransactionSpec(at, part["producer_id"], part["producer_epoch"]))
+        name = part["transactional_id"]
+        assert client.describe_transactions([name])[name].state.value == "Ongoing"
 
 
 def take_over(servers: str, *parts: Committable) -> None:

@@ -10,13 +10,15 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from checkpoint_kit import CheckpointKit
 from folder_sink import FolderSink
+from hints import commands_in, type_words
 from pyspark import cloudpickle
 from pyspark.sql.connect.streaming.query import StreamingQuery
 
 import epochsink
 from epochsink import ExactlyOnce
-from epochsink.errors import ConfigurationError
+from epochsink.errors import Addresses, ConfigurationError, UnsupportedQuery
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.storage import LocalStorage
 from epochsink.spark import exactly_once
@@ -249,12 +251,23 @@ class Commits:
         return self.pending, ""
 
 
+def test_what_a_query_does_not_know_is_said_with_a_command_that_can_be_typed(tmp_path: Path) -> None:
+    kit = CheckpointKit(tmp_path / "my checkpoint", {"folder": FolderSink(str(tmp_path / "folder"))})
+    started = StreamingQuery(cast("Any", None), "id", "run")
+    query = ConnectQuery(cast("Any", None), started, Commits(), Addresses(str(kit.root)))
+    with pytest.raises(UnsupportedQuery) as refused:
+        _ = query.sinkProgress
+    (words,) = commands_in(refused.value, ["spark/connect/query_handle.py sinkProgress: status"])
+    type_words(words)
+    kit.close()
+
+
 def test_who_awaits_the_end_returns_after_the_commits_of_who_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a program that ends with `awaitTermination` ends the task that commits, in the middle of an epoch."""
     for name in ("stop", "awaitTermination"):
         monkeypatch.setattr(StreamingQuery, name, lambda _self, _timeout=None: None)
     commits, seen = Commits(), list[tuple[int, ...]]()
-    query = ConnectQuery(cast("Any", None), StreamingQuery(cast("Any", None), "id", "run"), commits)
+    query = ConnectQuery(cast("Any", None), StreamingQuery(cast("Any", None), "id", "run"), commits, Addresses())
 
     def await_end() -> None:
         query.awaitTermination()

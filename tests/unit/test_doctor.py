@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
 from folder_sink import FolderSink
+from hints import type_words
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -85,6 +87,15 @@ def line(result: Result, of: str, what: str) -> str:
     """Return the one line about something."""
     (found,) = (each for each in result.output.splitlines() if f"{of}, {what}: " in each)
     return found
+
+
+def test_the_command_in_a_line_can_be_typed_as_it_stands(doctor: Callable[..., Result], tmp_path: Path) -> None:
+    CheckpointKit(tmp_path / "checkpoint", {"table": FolderSink(str(tmp_path / "table"))}).close()
+    command = "epochsink recover CHECKPOINT --sinks MODULE:ATTRIBUTE"
+    result = doctor(found=f"[Finding('table', 'a lock; {command}', '{command}')]")
+    hint = line(result, "sink 'table'", "table").rpartition("; ")[2]
+    assert f"a lock; {hint}; {hint}" in result.output
+    type_words(shlex.split(hint))
 
 
 def test_a_line_for_each_thing_and_status_0_if_all_is_well(doctor: Callable[..., Result], tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueryCheckpoint(OpenCheckpoint):
-    """The opened checkpoint of a query that has run on it, and the query's id."""
+    """The opened checkpoint of a query that has run on it, the query's id, and how its sinks were named."""
 
     query_id: str
+    reference: str = ""
+    """MODULE:ATTRIBUTE of the sinks, "" if none were named: for the commands of what is logged."""
 
     @property
     def checkpoint(self) -> Checkpoint:

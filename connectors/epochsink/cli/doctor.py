@@ -6,7 +6,7 @@ import enum
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import TYPE_CHECKING, Final
@@ -16,6 +16,7 @@ from epochsink.cli.console import ATTENTION, explanation_of
 from epochsink.cli.operation import names
 from epochsink.cli.sinks_option import Loaded, imported
 from epochsink.cli.status import SOON_SECONDS, read_status
+from epochsink.errors import Addresses
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import Finding, Sink, comparing, participants_of
@@ -67,6 +68,12 @@ def examine(loaded: Loaded, reference: str, frame: str | None) -> Iterator[Line]
     function that returns it for a session. What fails is a line, too. Raises `ConfigurationError` for a wrong
     ``frame``.
     """
+    addresses = Addresses(str(loaded.checkpoint or ""), reference, loaded.spool or "")
+    for line in _examined(loaded, reference, frame):
+        yield replace(line, found=addresses.complete(line.found), hint=addresses.complete(line.hint))
+
+
+def _examined(loaded: Loaded, reference: str, frame: str | None) -> Iterator[Line]:
     with comparing() as would:
         yield Line("this machine", "versions", Health.WELL, _versions())
         with session() if frame else nullcontext():

@@ -94,7 +94,14 @@ class Operation(ABC):
         participants = participants_of({name: sinks[name] for name in sinks if name in self.owner.origins})
         place = self.place
         self.run = RunState(
-            place.query_id, self.ledger, place.checkpoint, place.spool, participants, CommitQueue(), place.location
+            place.query_id,
+            self.ledger,
+            place.checkpoint,
+            place.spool,
+            participants,
+            CommitQueue(),
+            place.location,
+            place.reference,
         )
         try:
             for participant in participants:
@@ -123,6 +130,7 @@ class Operation(ABC):
             spool=self.place.spool,
             participants=participants,
             location=self.place.location,
+            reference=self.place.reference,
         )
 
     def recover(self, participants: Sequence[Participant]) -> None:

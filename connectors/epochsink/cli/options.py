@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -33,7 +34,7 @@ def opened(
         loaded = load_sinks(sinks) if sinks else Loaded({})
         with open_place(checkpoint, spool or loaded.spool, loaded.storage_options, loaded.checkpoint) as place:
             try:
-                yield place, loaded.sinks
+                yield replace(place, reference=sinks or ""), loaded.sinks
             except EpochsinkError as failure:
                 failure.address(Addresses(place.location, sinks or "", spool or loaded.spool or ""))
                 raise

@@ -10,6 +10,7 @@ HINTS = "tests/unit/test_hints_typed.py"
 LOOKS = "tests/integration/test_operators_looks.py"
 METRICS = "tests/unit/test_metrics.py"
 PROGRESS = "tests/unit/test_progress.py"
+TYPED = "tests/integration/test_hints_typed.py"
 
 MUTANTS: list[Mutant] = [
     Mutant(
@@ -89,6 +90,34 @@ MUTANTS: list[Mutant] = [
         "--as discard; its ",
         HINTS + " -k damaged",
         "a way out that is refused as it stands",
+    ),
+    Mutant(
+        "errors.py",
+        "        self.message = addresses.complete(self.message)",
+        "        pass",
+        TYPED + " -k what_is_prepared_holds",
+        "the command in a finding of a start, in which CHECKPOINT stands for the folder",
+    ),
+    Mutant(
+        "cli/options.py",
+        'replace(place, reference=sinks or "")',
+        "place",
+        TYPED + " -k rows_became_letters",
+        "the command in a warning of `epochsink recover`, in which MODULE:ATTRIBUTE stands for the sinks",
+    ),
+    Mutant(
+        "cli/doctor.py",
+        "hint=addresses.complete(line.hint)",
+        "hint=line.hint",
+        DOCTOR + " -k can_be_typed",
+        "the command in a line of the doctor, in which CHECKPOINT stands for the folder",
+    ),
+    Mutant(
+        "spark/connect/query_handle.py",
+        "        refused.address(self._addresses)\n",
+        "",
+        "tests/unit/test_connect.py -k does_not_know",
+        "the command in what a query on Spark Connect does not know, in which CHECKPOINT stands for the folder",
     ),
     Mutant(
         "cli/driver_process.py",

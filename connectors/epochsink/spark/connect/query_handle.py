@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.streaming.query import StreamingQuery
 
-from epochsink.errors import EpochsinkError, UnsupportedQuery
+from epochsink.errors import Addresses, EpochsinkError, UnsupportedQuery
 from epochsink.spark.query_handle import failure_of
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ class Settling(Protocol):
 class ConnectQuery(StreamingQuery):
     """A streaming query whose end is the end of its commits."""
 
-    def __init__(self, session: SparkSession, query: StreamingQuery, commits: Settling) -> None:
+    def __init__(self, session: SparkSession, query: StreamingQuery, commits: Settling, addresses: Addresses) -> None:
         super().__init__(session, query.id, query.runId, query.name)
         self._commits = commits
+        self._addresses = addresses
         self._settling = threading.Lock()
 
     def is_active_in(self, session: object) -> bool:
@@ -69,10 +70,12 @@ class ConnectQuery(StreamingQuery):
     @property
     def sinkProgress(self) -> NoReturn:  # noqa: N802 - in the manner of Spark's lastProgress
         """Refused: the commits run in the server."""
-        raise UnsupportedQuery(
+        refused = UnsupportedQuery(
             "the commits of a query on Spark Connect run in its server, and sinkProgress is not known here",
             hint="give ExactlyOnce on_progress=, which is called there, or type: epochsink status CHECKPOINT",
         )
+        refused.address(self._addresses)
+        raise refused
 
     def stop(self) -> None:
         """Stop the query, and wait until its decided epochs are visible."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 
-from epochsink.errors import ConfigurationError, EpochsinkError, UnsupportedQuery
+from epochsink.errors import Addresses, ConfigurationError, EpochsinkError, UnsupportedQuery
 from epochsink.protocol import failed_start
 from epochsink.protocol.store_failure import remedy
 from epochsink.sink import Sink, comparing
@@ -93,7 +93,8 @@ class ConnectServer:
         except PySparkException as refused:
             raise _not_started(refused, pipeline.checkpoint) from refused
         started: Any = query
-        return ConnectQuery(session, started, ServerCommits(session, recovery, query.id, before))
+        addresses = Addresses(pipeline.checkpoint, spool=pipeline.spool or "")
+        return ConnectQuery(session, started, ServerCommits(session, recovery, query.id, before), addresses)
 
     def _recover(self, recovery: RecoveryContext) -> Standing:
         return Standing.from_json(in_task(self._session, recovery.recover))
