@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pytest
+import value_cases
 from fix_postgres import Driver, as_user, row_schema
+from value_cases import CASES
 
 from epochsink.postgres import Postgres
 from epochsink.postgres.server import PINNED, Server
@@ -76,15 +78,16 @@ NOON: Final = 12 * 3600 * 1_000_000
 
 
 def batch(last: str | None = None) -> pa.RecordBatch:
-    """Return one row, of the same key each time."""
+    """Return three rows, of the same keys each time: the values of every type, and NULL."""
     return pa.record_batch(
         {
-            "id": pa.array([1], pa.int64()),
-            "at": pa.array([NOON], pa.timestamp("us", "UTC")),
-            **{name: pa.array([text], pa.string()) for name, (_, text, _) in TEXTS.items()},
-            "total": pa.array([1 / 3], pa.float64()),
-            "trail": pa.array(["a"], pa.string()),
-            "last": pa.array([last], pa.string()),
+            "id": pa.array([1, 2, 3], pa.int64()),
+            "at": pa.array([NOON] * 3, pa.timestamp("us", "UTC")),
+            **{name: pa.array([text] * 3, pa.string()) for name, (_, text, _) in TEXTS.items()},
+            "total": pa.array([1 / 3] * 3, pa.float64()),
+            "trail": pa.array(["a"] * 3, pa.string()),
+            "last": pa.array([last] * 3, pa.string()),
+            **value_cases.columns(CASES),
         }
     )
 
@@ -95,7 +98,8 @@ def table(pg_schema: str, pg_truth: Truth) -> Iterator[str]:
     name = f"{pg_schema}.settings"
     columns = ", ".join(f"{column} {kind}" for column, (kind, _, _) in TEXTS.items())
     others = "total double precision, trail text, last text"
-    pg_truth.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, at timestamp, {columns}, {others})")
+    values = value_cases.definitions(CASES)
+    pg_truth.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, at timestamp, {columns}, {others}, {values})")
     yield name
     pg_truth.execute(f'DROP SCHEMA IF EXISTS "{pg_schema}_m" CASCADE')
 
@@ -115,11 +119,14 @@ def take_two_epochs(dsn: str, table: str, **options: Any) -> None:
 
 
 def expect_values(truth: Truth, table: str) -> None:
-    """Compare the row with what a session with the server's own defaults would have stored."""
+    """Compare the rows with what a session with the server's own defaults would have stored."""
     columns = ", ".join("array_to_string(known, '|', '?')" if name == "known" else f"{name}::text" for name in TEXTS)
     truth.execute("SET TimeZone = 'UTC'")
-    (row,) = truth.execute(f"SELECT at::text, total, trail, last, {columns} FROM {table}")  # noqa: S608 - made here
-    assert row == ("1970-01-01 12:00:00", 2 / 3, r"a\na\x61", None, *(stored for _, _, stored in TEXTS.values()))
+    rows = truth.execute(f"SELECT at::text, total, trail, last, {columns} FROM {table}")  # noqa: S608 - made here
+    row = ("1970-01-01 12:00:00", 2 / 3, r"a\na\x61", None, *(stored for _, _, stored in TEXTS.values()))
+    assert rows == [row] * 3
+    values = truth.execute(f"SELECT {value_cases.shown(CASES)} FROM {table} ORDER BY id")  # noqa: S608 - made here
+    assert values == value_cases.stored(CASES)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -3,74 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
-import uuid
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from psycopg import sql
+from value_cases import chosen, columns, definitions, shown, stored
 
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from fix_postgres import MakeDriver, Truth
+    from value_cases import Case
 
-UTC = dt.UTC
-INSTANTS = pa.timestamp("us", "UTC")
-ID = "6f1ed002-ab5d-4ddc-9f4d-0123456789ab"
-
-EXACT: dict[str, tuple[pa.DataType, list[Any]]] = {
-    "smallint": (pa.int16(), [-(2**15), 2**15 - 1]),
-    "integer": (pa.int32(), [-(2**31), 2**31 - 1]),
-    "bigint": (pa.int64(), [-(2**63), 2**63 - 1]),
-    "real": (pa.float32(), [1.5, float("inf")]),
-    "double precision": (pa.float64(), [-1e300, 5e-324]),
-    "numeric": (pa.decimal128(38, 18), [Decimal("-12345678901234567890.000000000000000001"), Decimal("0.000086")]),
-    "numeric(10,2)": (pa.decimal128(10, 2), [Decimal("-0.05"), Decimal("99999999.99")]),
-    "boolean": (pa.bool_(), [True, False]),
-    "text": (pa.string(), ["", "é\t\\N\"'\n\U0001f600"]),
-    "varchar(5)": (pa.string(), ["ábcde", "x"]),
-    'text COLLATE "C"': (pa.large_string(), ["large", ""]),
-    "bytea": (pa.binary(), [b"", b"\x00\xff\\"]),
-    "date": (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31)]),
-    "timestamptz": (
-        INSTANTS,
-        [dt.datetime(1, 1, 1, tzinfo=UTC), dt.datetime(1999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)],
-    ),
-    "timestamp": (pa.timestamp("us"), [dt.datetime(1969, 7, 20, 20, 17, 40, 123456), dt.datetime(9999, 12, 31)]),  # noqa: DTZ001 - has no zone
-    "integer[]": (pa.list_(pa.int32()), [[1, None, -3], []]),
-    "text[]": (pa.list_(pa.string()), [["a", None, "ü"], []]),
-    "numeric[]": (pa.list_(pa.decimal128(10, 2)), [[Decimal("1.50")], [None]]),
-    "date[]": (pa.list_(pa.date32()), [[dt.date(2024, 2, 29)], []]),
-}
-CONVERTED: dict[str, tuple[pa.DataType, list[Any], list[Any]]] = {
-    "bigint": (pa.int32(), [7, -7], [7, -7]),
-    "double precision": (pa.int32(), [7, -7], [7.0, -7.0]),
-    "numeric(20,2)": (pa.int64(), [7, -(2**53) - 1], [Decimal(7), Decimal(-(2**53) - 1)]),
-    "uuid": (pa.string(), [ID, ID.upper()], [uuid.UUID(ID)] * 2),
-    "json": (pa.string(), ['{"b": 1, "a": [null]}', "3"], [{"b": 1, "a": [None]}, 3]),
-    "jsonb": (pa.string(), ['{"b": 1, "a": [null]}', "3"], [{"b": 1, "a": [None]}, 3]),
-    "char(3)": (pa.string(), ["ab", "abc"], ["ab ", "abc"]),
-    "timestamp": (
-        pa.timestamp("us", "America/New_York"),
-        [dt.datetime(2024, 1, 1, 12, tzinfo=UTC), dt.datetime(2024, 7, 1, tzinfo=UTC)],
-        [dt.datetime(2024, 1, 1, 12), dt.datetime(2024, 7, 1)],  # noqa: DTZ001 - the column has no zone
-    ),
-}
-CAST: dict[str, tuple[pa.DataType, list[Any], list[str]]] = {
-    "inet": (pa.string(), ["10.0.0.1", "::1"], ["10.0.0.1/32", "::1/128"]),
-    "uuid[]": (pa.list_(pa.string()), [[ID], []], [f"{{{ID}}}", "{}"]),
-    "varchar(3)[]": (pa.list_(pa.string()), [["abc", None], []], ["{abc,NULL}", "{}"]),
-    "timestamptz[]": (
-        pa.list_(INSTANTS),
-        [[dt.datetime(2024, 1, 1, tzinfo=UTC)], []],
-        ['{"2024-01-01 00:00:00+00"}', "{}"],
-    ),
-    "interval": (pa.string(), ["1 day", "2 hours"], ["1 day", "02:00:00"]),
-}
 WAYS = [
     pytest.param({}, id="atomic"),
     pytest.param({"atomic": False}, id="by-task"),
@@ -78,42 +25,27 @@ WAYS = [
 ]
 
 
-def batch(columns: dict[str, tuple[pa.DataType, list[Any]]]) -> pa.RecordBatch:
-    arrays = [pa.array([*values, None], data) for data, values in columns.values()]
-    return pa.record_batch(arrays, [f"c {name}" for name in columns])
-
-
-def create(pg_truth: Truth, table: str, types: Iterable[str]) -> None:
-    columns = [f"{quoted(name)} {name}" for name in types]
-    pg_truth.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
-
-
-def quoted(name: str) -> str:
-    return sql.Identifier(f"c {name}").as_string()
+def run(cases: Mapping[str, Case], table: str, pg_driver: MakeDriver, pg_truth: Truth, **options: Any) -> None:
+    """Write the cases' rows, and compare them with what is stored."""
+    pg_truth.execute(f"CREATE TABLE {table} ({definitions(cases)})")
+    rows = pa.record_batch(columns(cases))
+    pg_driver(table, rows, **options).run(0, rows)
+    pg_truth.execute("SET TimeZone = 'UTC'")
+    assert pg_truth.execute(f"SELECT {shown(cases)} FROM {table}") == stored(cases)  # noqa: S608 - a name that the test made
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_types_with_a_twin_in_arrow_come_back_as_sent(
     way: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
-    table = f"{pg_schema}.exact"
-    create(pg_truth, table, EXACT)
-    rows = batch(EXACT)
-    pg_driver(table, rows, **way).run(0, rows)
-    expected = [*zip(*(values for _, values in EXACT.values()), strict=True), (None,) * len(EXACT)]
-    assert pg_truth.execute(f"SELECT * FROM {table}") == expected  # noqa: S608 - a name that the test made
+    run(chosen("c"), f"{pg_schema}.exact", pg_driver, pg_truth, **way)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_types_that_widen_or_parse_come_back_as_the_columns_type(
     way: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
-    table = f"{pg_schema}.converted"
-    create(pg_truth, table, CONVERTED)
-    rows = batch({name: (data, values) for name, (data, values, _) in CONVERTED.items()})
-    pg_driver(table, rows, **way).run(0, rows)
-    expected = [*zip(*(values for _, _, values in CONVERTED.values()), strict=True), (None,) * len(CONVERTED)]
-    assert pg_truth.execute(f"SELECT * FROM {table}") == expected  # noqa: S608 - a name that the test made
+    run(chosen("v"), f"{pg_schema}.converted", pg_driver, pg_truth, **way)
 
 
 DOMAINS: dict[str, tuple[str, pa.DataType, Any, str]] = {
@@ -168,14 +100,7 @@ def test_a_value_that_an_inner_domain_refuses_is_refused(
 def test_types_without_a_binary_form_are_cast_by_the_merge(
     commit: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
-    table = f"{pg_schema}.cast"
-    create(pg_truth, table, CAST)
-    rows = batch({name: (data, values) for name, (data, values, _) in CAST.items()})
-    pg_driver(table, rows, commit=commit).run(0, rows)
-    texts = ", ".join(f"{quoted(name)}::text" for name in CAST)
-    pg_truth.execute("SET TimeZone = 'UTC'")
-    expected = [*zip(*(values for _, _, values in CAST.values()), strict=True), (None,) * len(CAST)]
-    assert pg_truth.execute(f"SELECT {texts} FROM {table}") == expected  # noqa: S608 - a name that the test made
+    run(chosen("t"), f"{pg_schema}.cast", pg_driver, pg_truth, commit=commit)
 
 
 def test_enums_and_domains_take_their_text(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

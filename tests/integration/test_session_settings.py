@@ -12,6 +12,7 @@ from elasticsearch import Elasticsearch as Client
 from harness import make_topic
 from kafka_kit import Reader
 from streams import Stream
+from value_cases import as_json, chosen, expression, shown, stored
 
 from epochsink import Elasticsearch, Kafka, Postgres, PrepareFailed
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.connect
 
 ZONE: Final = "America/New_York"
-"""Of all sessions here: a timestamp that is taken for local time comes out five hours away."""
+"""Of the sessions here: a timestamp that is taken for local time comes out five hours away."""
 SETTINGS: Final[dict[str, dict[str, str]]] = {
     "none": {},
     "escapes": {"spark.sql.parser.escapedStringLiterals": "true"},
@@ -35,6 +36,7 @@ SETTINGS: Final[dict[str, dict[str, str]]] = {
     "names": {"spark.sql.parser.quotedRegexColumnNames": "true"},
     "not ANSI": {"spark.sql.ansi.enabled": "false"},
     "old dates": {"spark.sql.legacy.timeParserPolicy": "LEGACY"},
+    "offset": {"spark.sql.session.timeZone": "GMT+8"},
     "others": {
         "spark.sql.ansi.doubleQuotedIdentifiers": "true",
         "spark.sql.ansi.enforceReservedKeywords": "true",
@@ -57,30 +59,41 @@ SELECT: Final = [
     "CAST(0 AS DECIMAL(38, 18)) AS exact",
     f"{INNER} AS nested",
     f"map('k 1', {INNER}) AS by_name",
-    "1 AS `a x`",
+    "id AS `a x`",
     "2 AS `a_x`",
     "named_struct('b', named_struct('k k', map('x', 1))) AS deep",
 ]
+CASES: Final = chosen("c")
+VALUES: Final = {name: expression(name, case) for name, case in CASES.items()}
+NO_JSON: Final = {"c real"}
+"""One of its values is an infinity."""
+IN_JSON: Final = {name: case for name, case in CASES.items() if name not in NO_JSON}
+NUMBERS: Final = [1, 2, 3]
+"""Of the rows: two values of each type, and NULL."""
 WORD: Final = "a\\b'c\""
 INSTANT: Final = "2026-01-02T03:04:05.000006Z"
 NESTED: Final = {"at": INSTANT, "wall": "1500-01-02T03:04:05.000006", "none": None}
 DOCUMENT: Final = {
-    "id": 1,
     "word": WORD,
     "at": INSTANT,
     "day": "1500-01-02",
     "exact": 0,
     "nested": NESTED,
     "by_name": {"k 1": NESTED},
-    "a x": 1,
     "a_x": 2,
     "deep": {"b": {"k k": {"x": 1}}},
 }
 ZERO: Final = "0.000000000000000000"
 
 
+def document(number: int) -> dict[str, Any]:
+    """Return a row as JSON."""
+    values = {name: as_json([*case.values, None][NUMBERS.index(number)], case.data) for name, case in IN_JSON.items()}
+    return {"id": number, **DOCUMENT, "a x": number, **values}
+
+
 class Targets:
-    """A topic, a table and an index, and a stream of one row in a session that has settings."""
+    """A topic, a table and an index, and a stream of some rows in a session that has settings."""
 
     def __init__(self, stream: Stream, name: str, kafka: str, postgres: str, elasticsearch: str) -> None:
         self.stream = stream
@@ -88,16 +101,20 @@ class Targets:
         self.servers = kafka, postgres, elasticsearch
         # the rows say when they were: the broker would delete them as old
         make_topic(kafka, name, {"retention.ms": "-1"})
-        stream.put([1])
+        stream.put(NUMBERS)
+        # numbers that no type has which the index would choose for them
+        with Client(elasticsearch) as client:
+            client.indices.create(index=name, mappings={"dynamic": False})
 
     def write(self, **message: Any) -> None:
-        """Write the row to each of them; ``message`` are options of the topic."""
+        """Write the rows to each of them; ``message`` are options of the topic."""
         kafka, postgres, elasticsearch = self.servers
         placed: Any = {"key": ["exact", "a x"], "routing": "exact"}
+        select, in_json = [*SELECT, *VALUES.values()], [*SELECT, *(VALUES[name] for name in IN_JSON)]
         sinks: dict[str, Any] = {
-            "topic": Kafka(bootstrap_servers=kafka, topic=self.name, key="exact", select=SELECT, **message),
-            "table": Postgres(postgres, table=self.name, key="id", select=SELECT, create=True),
-            "search": Elasticsearch(elasticsearch, index=self.name, select=SELECT, create={}, **placed),
+            "topic": Kafka(bootstrap_servers=kafka, topic=self.name, key="exact", select=in_json, **message),
+            "table": Postgres(postgres, table=self.name, key="id", select=select, create=True),
+            "search": Elasticsearch(elasticsearch, index=self.name, select=in_json, **placed),
         }
         self.stream.run(self.stream.exactly_once(sinks))
 
@@ -137,23 +154,30 @@ def test_the_same_values_are_in_every_target(targets: Targets) -> None:
     )
     kafka, postgres, elasticsearch = targets.servers
 
-    (message,) = Reader(kafka, targets.name).until(1)
-    assert json.loads(message.value()) == DOCUMENT
-    assert (message.key(), message.headers()) == (ZERO.encode(), [("k", b"\x00\xff")])
-    assert message.timestamp()[1] == 1_767_323_045_000
+    messages = sorted(Reader(kafka, targets.name).until(len(NUMBERS)), key=lambda one: json.loads(one.value())["id"])
+    assert [json.loads(message.value()) for message in messages] == [document(number) for number in NUMBERS]
+    for message in messages:
+        assert (message.key(), message.headers()) == (ZERO.encode(), [("k", b"\x00\xff")])
+        assert message.timestamp()[1] == 1_767_323_045_000
 
     with psycopg.connect(postgres) as connection:
         connection.execute("SET TIME ZONE 'UTC'")
-        query = f'SELECT word, at, day, exact::text, nested, by_name, "a x", a_x, deep FROM "{targets.name}"'  # noqa: S608 - ours
-        (row,) = connection.execute(query.encode()).fetchall()
+        query = (
+            f'SELECT word, at, day, exact::text, nested, by_name, a_x, deep, "a x" FROM "{targets.name}" ORDER BY id'  # noqa: S608 - ours
+        )
+        rows = connection.execute(query.encode()).fetchall()
+        values = connection.execute(f'SELECT {shown(CASES)} FROM "{targets.name}" ORDER BY id'.encode()).fetchall()  # noqa: S608 - ours
     at = dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC)
-    assert row == (WORD, at, dt.date(1500, 1, 2), ZERO, NESTED, {"k 1": NESTED}, 1, 2, DOCUMENT["deep"])
+    row = (WORD, at, dt.date(1500, 1, 2), ZERO, NESTED, {"k 1": NESTED}, 2, DOCUMENT["deep"])
+    assert rows == [(*row, number) for number in NUMBERS]
+    assert values == stored(CASES)
 
     with Client(elasticsearch) as client:
         client.indices.refresh(index=targets.name)
-        (hit,) = client.search(index=targets.name)["hits"]["hits"]
-    assert hit["_source"] == DOCUMENT
-    assert (hit["_id"], hit["_routing"]) == (json.dumps([ZERO, "1"], separators=(",", ":")), ZERO)
+        hits = sorted(client.search(index=targets.name)["hits"]["hits"], key=lambda hit: hit["_source"]["id"])
+    assert [hit["_source"] for hit in hits] == [document(number) for number in NUMBERS]
+    places = [(json.dumps([ZERO, str(number)], separators=(",", ":")), ZERO) for number in NUMBERS]
+    assert [(hit["_id"], hit["_routing"]) for hit in hits] == places
 
 
 @pytest.mark.parametrize("targets", ["none", "not ANSI"], indirect=True)
