@@ -57,6 +57,7 @@ LOSSES: Final = frozenset({LOST, ABORTED, DELETED, SET_BACK})
 MAY_STOP: Final = {
     SET_BACK: r"WentBack|created again",
     DELETED: r"LogIncomplete.* now begins at offset",
+    ABORTED: r"OutcomeUnknown.*rows are not all in",
     CHANGED: r"changed",
     UNSAFE: r"fsync = off|index.translog.durability=async",
 }
