@@ -100,3 +100,6 @@ def test_what_expressions_depend_on_is_told_by_spark(came: dict[str, Any]) -> No
     assert found["loose"] == [[], ["id"], []]
     assert found["times"] == [[], ["word"], ["'to' || 'day'"]]
     assert found["parallelism"] == 2
+    *refused, started = found["refused"]
+    assert all("it is not known whether that has the same value each time" in each for each in refused), refused
+    assert started == ""

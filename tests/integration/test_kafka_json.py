@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from streams import Stream
 
+    from epochsink.sink import Sink
     from epochsink_devkit.services import KafkaService
 
 pytestmark = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
@@ -81,3 +82,31 @@ def test_a_row_that_json_cannot_hold_stops_a_query_that_sets_none_aside(
         stream.run(stream.exactly_once({"topic": sink_on(kafka, topic)}))
     with Reader(kafka.bootstrap_servers, topic) as reader:
         assert reader.poll(0.3) == []
+
+
+def test_a_time_without_a_zone_is_read_in_sparks_session_by_argument_and_by_column(
+    kafka: KafkaService, fresh_topic: FreshName, stream: Stream
+) -> None:
+    """A record's own time: 12:00 in New York, in winter, is 17:00 in UTC."""
+    noon = "TIMESTAMP_NTZ'2026-01-02 12:00:00'"
+    topics = {"column": fresh_topic(), "argument": fresh_topic()}
+    for topic in topics.values():
+        create_topic(kafka.bootstrap_servers, topic)
+    servers = kafka.bootstrap_servers
+    sinks: dict[str, Sink] = {
+        "column": Kafka(
+            bootstrap_servers=servers, topic=topics["column"], select=["word AS value", f"{noon} AS timestamp"]
+        ),
+        "argument": Kafka(bootstrap_servers=servers, topic=topics["argument"], select=["id"], timestamp=noon),
+    }
+    stream.put([0])
+    zone = str(stream.spark.conf.get("spark.sql.session.timeZone"))
+    stream.spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        stream.run(stream.exactly_once(sinks))
+    finally:
+        stream.spark.conf.set("spark.sql.session.timeZone", zone)
+    for topic in topics.values():
+        with Reader(kafka.bootstrap_servers, topic) as reader:
+            [message] = reader.until(1)
+        assert message.timestamp()[1] == 1_767_373_200_000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -158,10 +160,15 @@ def test_a_command_that_fails_after_its_take_is_shown_as_a_start_that_failed(pip
 def test_a_driver_that_has_died_on_this_host_is_not_said_to_be_connected(
     pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgreSQL may hold its sessions for a while; the ledger has its process."""
+    """PostgreSQL may hold its sessions for a while; the ledger has its process, which has ended."""
     query = pipeline()
     query.kit.record(4, {"sink": ids(4)})
     command = f"epochsink status {query.kit.root} --sinks {MODULE}:pipeline"
     assert "its driver is connected now" in typed(command).output
-    monkeypatch.setattr("epochsink.cli.targets.has_ended", lambda _: True)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(30)
+    with monkeypatch.context() as while_it_starts:
+        while_it_starts.setattr(os, "getpid", lambda: ended.pid)
+        query.kit.coordinator = query.kit.start()
+    query.kit.record(5, {"sink": ids(5)})
     assert "its driver is not connected" in typed(command).output

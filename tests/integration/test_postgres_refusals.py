@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from epochsink import Postgres
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
     from fix_postgres import Driver, MakeDriver, Truth
+    from streams import Stream
+
+    from epochsink_devkit.services import PostgresService
 
 SECRET = "not for every eye"
 MODES = [
@@ -84,6 +88,35 @@ def test_a_trigger_that_raises_any_code_refuses_the_row(
     ((sqlstate, number, error),) = letters(pg_truth, pg_schema)
     assert (sqlstate, number) == (code, "13")
     assert SECRET not in error
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_triggers_own_text_is_shown_only_to_who_asks_for_values(
+    postgres: PostgresService, pg_schema: str, pg_truth: Truth, stream: Stream, *, shown: bool
+) -> None:
+    table = with_trigger(pg_truth, pg_schema, RAISED["X0001"])
+    stream.put([12, 13])
+    select = ["id", "word AS note"]
+    sink = Postgres(postgres.dsn, table=table, select=select, marker_schema=pg_schema)
+    with pytest.raises(RowsRejected, match="a trigger or function") as refused:
+        stream.run(stream.exactly_once({"table": sink}, show_values=shown))
+    assert (f"word 13{SECRET}" in str(refused.value)) is shown
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("code", ["40001", "40P01", "53300", "57P01", "55P03"])
+def test_a_code_that_says_what_passes_sets_no_row_aside(
+    code: str, mode: dict[str, Any], pg_driver: MakeDriver, pg_schema: str, pg_truth: Truth
+) -> None:
+    """Serialization, deadlock, connections, shutdown, lock: the row is not the reason, if only it meets the code."""
+    table = with_trigger(pg_truth, pg_schema, f"RAISE EXCEPTION 'later' USING ERRCODE = '{code}'")
+    batch = rows((12, "a"), (13, "b"))
+    with pytest.raises(PrepareFailed) as failed:
+        pg_driver(table, batch, on_rejected="dead_letter", **mode).prepare(0, batch)
+    assert not isinstance(failed.value, RowsRejected)
+    assert failed.value.facts["may_pass"] in (True, "True")
+    assert letters(pg_truth, pg_schema) == []
+    assert (pg_truth.count(table), pg_truth.prepared()) == (0, [])
 
 
 def test_a_row_that_a_deferred_trigger_refuses_stops_the_query_at_once(

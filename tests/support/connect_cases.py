@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,16 @@ def tells_expressions(stream: Stream) -> Any:
         "loose": [loose_columns(frame, expression, key) for expression, key in cases],
         "times": [texts_as_times(frame, each) for each in ("CAST(word AS DATE)", "hour(word)", "year('to' || 'day')")],
         "parallelism": engine.parallelism(stream.spark),
+        "refused": [
+            _placed_by(stream, each) for each in ("curdate()", "unix_timestamp()", "(SELECT max(1))", "id % 7")
+        ],
     }
+
+
+def _placed_by(stream: Stream, expression: str) -> str:
+    """Start a query with rows placed by an expression; return what refuses it."""
+    placed = stream.exactly_once({"folder": replace(stream.sink, placed_by=expression)})
+    return outcome(lambda: placed.start(stream.frame().writeStream.trigger(availableNow=True)).awaitTermination())
 
 
 CASES = (

@@ -64,6 +64,7 @@ class FolderSink(Sink):
     distribute_by: Sequence[str] = ()
     keeps_order: bool = False
     findings: Sequence[str] = ()
+    placed_by: str = ""
     faults: Faults = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +72,9 @@ class FolderSink(Sink):
 
     def check_columns(self, schema: pa.Schema) -> None:
         """Nothing to check."""
+
+    def placement(self, schema: pa.Schema) -> tuple[Mapping[str, str], Sequence[str]]:
+        return ({"placed_by": self.placed_by}, ["id"]) if self.placed_by else ({}, ())
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         columns = [f"{row}.`{name}` AS `{name}`" for name in schema.names]
