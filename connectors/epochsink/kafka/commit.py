@@ -207,6 +207,9 @@ class TransactionCommits:
                 return _unknown(part, f"the coordinator answers {name}; then start again")
             # the id may be in use again, after a commit whose answer was lost: the marker decides
             verdict = self._judge(epoch, part, self._describe([part], deadline)[part.transaction], deadline)
+            if verdict is not None and verdict.outcome is Outcome.UNKNOWN and part.transaction in self.lost:
+                # set back: its rows are nowhere, though another transaction has got its producer id and its place
+                return Verdict(Outcome.ABORTED, verdict.evidence)
             if verdict is not None:
                 return verdict
             self._wait(part, name, deadline)
