@@ -88,7 +88,7 @@ test: on-$(ON)
 else
 test: $(STAMP) ## the tests, on real services, without those that take longer than two seconds; ON= something else, see below
 	@$(RUN)/epochsink services fetch $(SERVICES) # beforehand: a download counts against no test's time
-	EPOCHSINK_SHARE=$(DAY)/16 $(PYTEST) -m "not thorough"
+	EPOCHSINK_SHARE=$(DAY)/32 $(PYTEST) -m "not thorough"
 endif
 
 test-all: $(STAMP) ## what `make test` leaves out: the long tests, a twelfth of the fault plans and of the experiments
