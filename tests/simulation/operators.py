@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance
 from epochsink.cli.checkpoint_folder import QueryCheckpoint
+from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.errors import ConfigurationError, EpochsinkError, WentBack
 from epochsink.protocol.ledger import Ledger
 from epochsink.sink import Chosen
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.cli.repair import Repair
+    from epochsink.protocol.ledger_history import LedgerHistory
     from epochsink.sink import Identity, Participant, Retried
     from simulation.driver import Variant
     from simulation.sinks import SimulatedSink
@@ -31,6 +35,11 @@ def place_of(world: World, query: str) -> QueryCheckpoint:
     return _opened(MemoryFiles(world.files, at_once), MemorySpool(world, at_once), query)
 
 
+def history_of(world: World) -> LedgerHistory:
+    """Read the ledger."""
+    return Ledger(MemoryFiles(world.files, at_once), "operator").read()
+
+
 def _opened(files: MemoryFiles, spool: MemorySpool, query: str) -> QueryCheckpoint:
     return QueryCheckpoint(files, "checkpoint", spool, query)  # type: ignore[arg-type] # in memory
 
@@ -39,11 +48,24 @@ def accept(world: World, query: str) -> int | None:
     """Type ``epochsink accept`` with the newest decided epoch, if the ledger lacks it; return that epoch."""
     place = place_of(world, query)
     newest = place.checkpoint.newest_decided()
-    history = Ledger(place.files, "operator").read()
+    history = history_of(world)
     if history.owner is None or history.newest >= newest:
         return None
     Acceptance(place, newest, None, {}).carry_out()
     return newest
+
+
+def accept_target(world: World, query: str, sink: str, number: int) -> None:
+    """Type ``epochsink accept --sink``."""
+    Acceptance(place_of(world, query), number, sink, {}).carry_out()
+
+
+def discard(world: World, query: str, sink: str, number: int) -> None:
+    """Type ``epochsink resolve --as discard``, without sinks."""
+    with TemporaryDirectory() as folder:
+        Resolution(
+            place_of(world, query), epoch=number, sink=sink, ruling=Ruling.DISCARD, sinks={}, folder=Path(folder)
+        ).carry_out()
 
 
 def abandon(world: World, kinds: Mapping[str, type[SimulatedSink]], query: str) -> None:
@@ -58,6 +80,7 @@ def retry_letters(world: World, kind: Any, identity: Identity) -> Retried:
     participant.open(identity)
     letters = participant.operator().letters(identity.sink)
     assert letters is not None
+    letters.applied = history_of(world).applied.get(identity.sink)
     return letters.retry(Chosen())
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.applied_epochs import EPOCHS, INDEX
 from epochsink.errors import EpochsinkError, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.identity import claim_document, marker_document
 from epochsink.sink import Mark
 from simulation import operators
 from simulation.memory_elasticsearch import Cluster, refused
 from simulation.readers import Row
-from simulation.scene import Died, Run, Story, dies, scene, stops, swapped, unsent
+from simulation.scene import QUERY, Died, Run, Story, dies, scene, stops, swapped, unsent
 from simulation.search_sink import KEYED, KeyedSearchSink, SearchSink, SmallRequests
-from simulation.search_target import SearchTarget, source_of
+from simulation.search_target import SearchTarget, row_of, source_of
 from simulation.world import STRANGER
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ LARGE: Final = {letter: sink_of(letter, large=True) for letter in "EF"}
 
 def target(story: Story) -> SearchTarget:
     return story.world.search[story.letters[0]]
+
+
+def letters(story: Story) -> list[int]:
+    """Return the rows of the documents in the index of dead letters, whether or not a reader counts them."""
+    stored = target(story).indices.get(target(story).aside, {}).values()
+    return [row_of(json.loads(each.source)["source"]).source for each in stored if each.source]
 
 
 def decided(story: Story, *tasks: Any, **options: Any) -> Run:
@@ -150,19 +157,20 @@ def a_request_is_too_large(story: Story) -> None:
 # ---- what a cluster answers
 
 
-def answered(status: int, kind: str, **options: Any) -> Scene:
-    """Return a scene in which an operation fails once, and another time."""
+def answered(status: int, kind: str, *, aside: bool = False, source: int | None = None) -> Scene:
+    """Return a scene in which operations fail, all of a request or that of a row, also when they are sent again."""
+    # the first answer says only that some operation has failed
+    times = 9 if source is None else 2
 
     def play(story: Story) -> None:
-        run = decided(story, [0, 1], [2], kinds=ASIDE["E"] if options.get("aside") else LARGE["E"])
-        with fails(status, kind, source=options.get("source"), times=options.get("times", 1)):
+        run = decided(story, [0, 1], [2], kinds=(ASIDE if aside else LARGE)["E"])
+        with fails(status, kind, source=source, times=times):
             run.commit()
         story.expect(0, 1, 2)
-        letters = target(story).indices.get(target(story).aside, {})
-        assert len(letters) == options.get("letters", 0), f"{len(letters)} dead letters"
+        assert not letters(story), "a row is set aside that the index takes"
 
-    play.__name__ = f"an operation is answered {status} {kind}" + (
-        ", as any other" if options.get("times", 1) > 1 else ""
+    play.__name__ = f"an operation is answered {status} {kind}{', as any other' if source is None else ''}" + (
+        ", where rows may be set aside" if aside else ""
     )
     return play
 
@@ -172,8 +180,8 @@ for given in (
     answered(503, "unavailable_shards_exception", source=1),
     answered(429, "es_rejected_execution_exception", source=1, aside=True),
     answered(429, "es_rejected_execution_exception", source=1),
-    answered(429, "es_rejected_execution_exception", times=3),
-    answered(503, "unavailable_shards_exception", times=3),
+    answered(429, "es_rejected_execution_exception"),
+    answered(503, "unavailable_shards_exception"),
 ):
     search("E")(given)
 
@@ -204,12 +212,13 @@ def a_row_is_refused_for_a_reason_that_nobody_knows(story: Story) -> None:
     def carry_out(self: SearchTarget, action: str, index: str, fields: Mapping[str, Any], source: str | None) -> Any:
         if index == self.index and source and '"source": 1,' in source:
             error = {"type": "unheard_of_exception", "reason": "this row"}
-            return {"_index": index, "_id": fields["_id"], "status": 400, "error": error}
+            return {"_index": index, "_id": fields["_id"], "status": 403, "error": error}
         return real(self, action, index, fields, source)
 
     with swapped(SearchTarget, "_carry_out", carry_out):
         run.commit()
     story.expect(0, 1, 2)
+    assert letters(story) == [1], letters(story)
 
 
 @search("E")
@@ -332,7 +341,8 @@ def a_request_of_an_earlier_epoch_comes_late(story: Story) -> None:
 
 @search("E")
 def a_task_of_the_spool_is_damaged(story: Story) -> None:
-    run = decided(story, [0, 1], [2])
+    # so many rows that a request is sent before the last task is read
+    run = decided(story, [0, 1, 2, 3, 4], [5])
     (folder,) = story.world.spool.values()
     name = list(folder)[-1]
     folder[name] = [row._replace(attempt="altered") for row in folder[name]]
@@ -475,23 +485,54 @@ for later in (0, 1, 2):
     search("E")(marker_of_a_stranger(later))
 
 
-@search("E")
-def a_slow_driver_writes_its_marker_after_its_successors(story: Story) -> None:
-    first = decided(story, [0])
+def forget(story: Story, *beginnings: str) -> None:
+    """Delete documents of the index of markers."""
+    held = target(story).indices[INDEX]
+    for name in [name for name in held if name.startswith(beginnings)]:
+        del held[name]
+
+
+def marker_of_a_successor(moment: str, skip: int) -> Scene:
+    def play(story: Story) -> None:
+        first = decided(story, [0])
+
+        def successor() -> None:
+            second = story.start()
+            second.commit()
+            second.epoch(1, [1])
+
+        first.steps.before(moment, successor, skip=skip)
+        with stops(EpochsinkError):
+            first.commit()
+        story.start().epoch(2, [2])
+        story.expect(0, 1, 2)
+
+    play.__name__ = f"a slow driver's successor has written its markers before the driver's {moment}"
+    return play
+
+
+search("E")(marker_of_a_successor("E write", 1))
+search("E")(marker_of_a_successor("E describe", 1))
+
+
+@search("F")
+def the_markers_are_restored_while_a_slow_driver_meets_newer_documents(story: Story) -> None:
+    first, held = decided(story, [0], [1]), target(story)
 
     def successor() -> None:
         second = story.start()
         second.commit()
-        second.epoch(1, [1])
+        second.epoch(1, [2], [3])
+        forget(story, marker_document(""), claim_document(""))
 
-    first.steps.before("E write", successor, skip=1)
-    with stops(EpochsinkError):
+    first.steps.before("F bulk", successor)
+    with suppress(EpochsinkError):
         first.commit()
-    story.start().epoch(2, [2])
-    story.expect(0, 1, 2)
+    left = sorted(row.source for _, row in held.documents.values())
+    assert left == [2, 3], f"{left}: the newest rows are overwritten"
 
 
-def slow_driver(*, epochs_later: int, asleep: bool) -> Scene:
+def slow_driver(*, epochs_later: int, asleep: bool, look_fails: bool = False) -> Scene:
     """Return a scene in which a driver goes on after its successor's documents were deleted and forgotten."""
 
     def play(story: Story) -> None:
@@ -509,6 +550,8 @@ def slow_driver(*, epochs_later: int, asleep: bool) -> Scene:
                 story.world.apart += 100.0
             else:
                 story.steps += 10**6
+            if look_fails:
+                first.steps.at("F read", unsent)
 
         first.steps.after("F bulk", successor)
         with suppress(EpochsinkError):
@@ -516,7 +559,9 @@ def slow_driver(*, epochs_later: int, asleep: bool) -> Scene:
         left = [row.source for _, row in held.documents.values()]
         assert not left, f"{left} came back"
 
-    play.__name__ = f"a driver {'sleeps' if asleep else 'waits'} while its successor applies {epochs_later} more"
+    play.__name__ = f"a driver {'sleeps' if asleep else 'waits'} while its successor applies {epochs_later} more" + (
+        ", and its first look fails" if look_fails else ""
+    )
     return play
 
 
@@ -572,6 +617,70 @@ def documents_are_placed_by_another_column(story: Story) -> None:
 def retried(story: Story, run: Run, letter: str) -> Any:
     target(story).refuses = False
     return operators.retry_letters(story.world, ASIDE[letter][letter], run.coordinator.identity(letter))
+
+
+@search("E")
+def an_operator_accepts_an_index_that_was_made_anew(story: Story) -> None:
+    run = story.start(kinds=ASIDE["E"])
+    target(story).refuses = True
+    run.epoch(0, [0, 1])
+    made_anew(story)
+    with stops(WentBack):
+        retried(story, run, "E")
+    operators.accept_target(story.world, QUERY, "E", 0)
+    retried(story, run, "E")
+    story.expect(1)
+
+
+@search("F")
+def an_operator_copies_a_letter_beside_a_newer_one_of_its_key(story: Story) -> None:
+    run, held = story.start(kinds=ASIDE["F"]), target(story)
+    held.refuses = True
+    run.epoch(0, [1])
+    run.epoch(1, [11])
+    (older, _) = held.indices[held.aside].values()
+    copied = {**json.loads(older.source or ""), "epoch": 1}
+    held._store(held.aside, "~copy", 1, json.dumps(copied))
+    retried(story, run, "F")
+    story.expect(11)
+    assert not letters(story), letters(story)
+
+
+@search("E")
+def the_epoch_of_an_interrupted_run_with_letters_is_discarded(story: Story) -> None:
+    run, held = story.start(kinds=ASIDE["E"]), target(story)
+    held.refuses = True
+    run.epoch(0, [0, 1])
+    run.prepare(1, [5, 6])
+    run.decide(1)
+    run.steps.at("E write", dies_before, skip=1)
+    with stops(Died):
+        run.commit()
+    operators.discard(story.world, QUERY, "E", 1)
+    run = story.start(kinds=ASIDE["E"])
+    run.epoch(2, [10])
+    retried(story, run, "E")
+    # 5 was sent before the operator gave the epoch up
+    story.expect(0, 1, 5, 10)
+
+
+@search("E")
+def a_pipeline_drops_the_document_of_a_letter(story: Story) -> None:
+    run, held = story.start(kinds=ASIDE["E"]), target(story)
+    held.refuses = True
+    run.epoch(0, [0, 1])
+
+    def dropped(index: str, _fields: Mapping[str, Any], text: str) -> Mapping[str, Any] | None:
+        if index != held.index or '"source": 1,' not in text:
+            return None
+        held.pipelines["p"] = {}
+        held.settings[held.index]["index.default_pipeline"] = "p"
+        return {"status": 200, "result": "noop"}
+
+    with answering(dropped), stops(PrepareFailed):
+        retried(story, run, "E")
+    retried(story, run, "E")
+    story.expect(0, 1)
 
 
 @search("F")
@@ -667,22 +776,35 @@ def a_run_is_broken_off_and_the_same_driver_tries_again(story: Story) -> None:
     run.steps.forget()
     held.refuses = False
     run.commit()
-    story.expect(0, 1, 5, 6)
-
-
-@search("E")
-def an_index_gets_a_pipeline_while_rows_are_set_aside(story: Story) -> None:
-    run, held = decided(story, [0, 1], [2], kinds=ASIDE["E"]), target(story)
     held.refuses = True
+    run.epoch(2, [10, 11])
+    story.expect(0, 1, 5, 6, 10, 11)
 
-    def corrected() -> None:
-        held.refuses = False
-        held.pipelines["p"] = {}
-        held.settings[held.index]["index.default_pipeline"] = "p"
 
-    run.steps.before("E describe", corrected, skip=1)
-    run.commit()
-    story.expect(0, 1, 2)
+def another_pipeline(*, also_then: bool) -> Scene:
+    """Return a scene in which an epoch is sent twice, and only the first time, or ``also_then``, a row is refused."""
+
+    def play(story: Story) -> None:
+        run, held = decided(story, [0, 1], [6], kinds=ASIDE["E"]), target(story)
+        held.refuses = True
+
+        def corrected() -> None:
+            held.refuses = False
+            held.pipelines["p"] = {}
+            held.settings[held.index]["index.default_pipeline"] = "p"
+
+        run.steps.before("E describe", corrected, skip=1)
+        with fails(400, "document_parsing_exception", source=6, times=99 if also_then else 0):
+            run.commit()
+        story.expect(0, 1, 6)
+        assert letters(story) == [6] * also_then, f"{letters(story)} are among the letters"
+
+    play.__name__ = f"an index gets a pipeline while rows are set aside, {'one' if also_then else 'none'} of them again"
+    return play
+
+
+search("E")(another_pipeline(also_then=False))
+search("E")(another_pipeline(also_then=True))
 
 
 @search("E")
@@ -725,5 +847,6 @@ for given in (
     slow_driver(epochs_later=0, asleep=True),
     slow_driver(epochs_later=0, asleep=False),
     slow_driver(epochs_later=1, asleep=True),
+    slow_driver(epochs_later=0, asleep=True, look_fails=True),
 ):
     search("F")(given)
