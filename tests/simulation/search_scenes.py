@@ -485,6 +485,25 @@ for later in (0, 1, 2):
     search("E")(marker_of_a_stranger(later))
 
 
+@search("E")
+def another_copy_finishes_an_epoch_whose_claim_an_operator_has_deleted(story: Story) -> None:
+    first = story.start()
+    second = story.start(copy=story.copied())
+    first.prepare(0, [0, 1])
+    first.decide(0)
+    second.prepare(0)
+    second.decide(0)
+    second.coordinator.commit_decided()
+    second.prepare(1, [0, 1])
+    second.decide(1)
+    first.steps.after("E bulk", lambda: forget(story, claim_document("")))
+    # after the comparison of the marker, before it is read again
+    second.steps.after("E read", first.commit)
+    with suppress(EpochsinkError):
+        second.commit()
+    story.expect(0, 1)
+
+
 def forget(story: Story, *beginnings: str) -> None:
     """Delete documents of the index of markers."""
     held = target(story).indices[INDEX]
@@ -530,6 +549,25 @@ def the_markers_are_restored_while_a_slow_driver_meets_newer_documents(story: St
         first.commit()
     left = sorted(row.source for _, row in held.documents.values())
     assert left == [2, 3], f"{left}: the newest rows are overwritten"
+
+
+@search("F")
+def an_epoch_is_applied_and_deleted_after_its_marker_is_compared(story: Story) -> None:
+    first, held = decided(story, [0], [1]), target(story)
+
+    def successor() -> None:
+        second = Run(story, story.world.files, story.world.spool)
+        second.steps.at("spool drop 0", dies_before)
+        with stops(Died):
+            second.coordinator.recover()
+        held.indices[held.index].clear()
+        held.searchable.clear()
+
+    first.steps.after("F read", successor)
+    with suppress(EpochsinkError):
+        first.commit()
+    left = [row.source for _, row in held.documents.values()]
+    assert not left, f"{left} came back"
 
 
 def slow_driver(*, epochs_later: int, asleep: bool, look_fails: bool = False) -> Scene:

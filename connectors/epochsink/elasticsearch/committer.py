@@ -133,11 +133,13 @@ class ElasticsearchCommitter(Participant):
 
         Later, each vote and each commit compare the index.
         """
+        # Before the read: another driver may write the marker while its answer is on the way.
+        begun = self._clock.monotonic()
         kept = read_marker(self._server, self._config, self._me, self._clock)
         marks = marks_in(kept, self._config, done, pending)
         if only_compares():
             return marks
-        self._compared.marker, self._compared.read_at = kept, self._clock.monotonic()
+        self._compared.marker, self._compared.read_at = kept, begun
         if marks.disagreement(done, pending) is not None:
             return marks
         if not self._seen_index and applied_epochs.trusted(kept, done) is not None:

@@ -476,6 +476,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/committer.py",
+        "self._compared.read_at = kept, begun\n",
+        "self._compared.read_at = kept, self._clock.monotonic()\n",
+        "tests/simulation/test_scenes.py -k marker_is_compared",
+        "documents that a driver restores after they were deleted, as the answer with the marker was long on its way",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
         "        if kept is not None and kept.epoch >= epoch.number:\n",
         "        if kept is not None and kept.epoch > epoch.number:\n",
         f"{EPOCHS} -k stops_the_vote",
