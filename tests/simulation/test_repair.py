@@ -75,3 +75,11 @@ def test_a_topic_whose_markers_alone_are_gone_gets_nothing_again() -> None:
             assert verdict(simulation, plan) == [], plan
             refused += "cannot be told exactly" in str(simulation.loud)
     assert refused >= SHARE.fewest(10)
+
+
+def test_rows_are_written_again_whose_producer_id_another_transaction_has_got() -> None:
+    """A cluster that was set back gives ids away again: what is open at the place of the lost rows is not theirs."""
+    plan: plans.Plan = ((56, ("failover", "K", 5)),)
+    with quiet():
+        simulation = play(plan, "K", 0, RETAINS)
+    assert (verdict(simulation, plan), simulation.repaired, simulation.loud) == ([], 1, None)

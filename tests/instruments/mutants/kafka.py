@@ -587,6 +587,13 @@ MUTANTS: list[Mutant] = [
         "a partition that a leader's answer leaves out, taken for one without rows",
     ),
     Mutant(
+        "kafka/commit.py",
+        "verdict.outcome is Outcome.UNKNOWN and part.transaction in self.lost:",
+        "verdict.outcome is Outcome.UNKNOWN and not self.lost:",
+        "tests/simulation/test_repair.py -k producer_id",
+        "a repair that stops as unknown each time it is typed",
+    ),
+    Mutant(
         "kafka/applied_epochs.py",
         '        require_all(groups, (each.group for each in offsets), "groups")\n',
         "",
