@@ -81,16 +81,16 @@ def status(
     """
     with answering(as_json=as_json) as answer:
         with opened(checkpoint, sinks, spool) as (place, given):
-            states = state.read_status(place, given, typed_options(sinks, spool))
-        answer.values.update(asdict(replace(states, targets=())))
-        answer.values["targets"] = [target.to_json() for target in states.targets]
+            current = state.read_status(place, given, typed_options(sinks, spool))
+        answer.values.update(asdict(replace(current, targets=())))
+        answer.values["targets"] = [target.to_json() for target in current.targets]
         if not as_json:
-            state.show(states, epochs, Console())
-    if states.damage:
+            state.show(current, epochs, Console())
+    if current.damage:
         raise typer.Exit(1)
-    if states.needs_person:
+    if current.needs_person:
         raise typer.Exit(ATTENTION)
-    if max_age is not None and max(states.late_seconds, states.open_seconds) > max_age:
+    if max_age is not None and max(current.late_seconds, current.open_seconds) > max_age:
         raise typer.Exit(ATTENTION)
 
 

@@ -52,7 +52,7 @@ def moving(server: ElasticsearchServer, index: str, names: Sequence[str], given:
 
     ``given`` is the one of them that ``pipeline=`` names.
     """
-    indices: list[UnfitIndex] = []
+    problems: list[UnfitIndex] = []
     seen: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -66,8 +66,8 @@ def moving(server: ElasticsearchServer, index: str, names: Sequence[str], given:
                 if kind == "pipeline":
                     waiting.append(str(options.get("name")))
                 elif kind in _MOVING or _PLACE.intersection(_targets(options)):
-                    indices.append(_moves(index, name, kind, given))
-    return indices
+                    problems.append(_moves(index, name, kind, given))
+    return problems
 
 
 def _processors(described: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

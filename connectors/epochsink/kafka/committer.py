@@ -128,18 +128,18 @@ class KafkaCommitter(Participant):
         if not self._seen_all:
             # before the markers are read: a driver on another copy may be committing, and its markers count too
             self._fence.await_others(deadline)
-        read = self._markers.read_around(done, pending, deadline=deadline)
+        by_group = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
-            read |= self._markers.read_all(deadline, settled=self._fence.is_taken, besides=pending)
-        if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= read.keys()):
+            by_group |= self._markers.read_all(deadline, settled=self._fence.is_taken, besides=pending)
+        if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= by_group.keys()):
             # before the markers are compared: they are deleted with their topic, and this error names the topic
             try:
                 refuse_other_topics(
                     self._cluster.target, done, self._cluster.topic_ids(topics_of(committables(done)), deadline)
                 )
             except WentBack as recreated:
-                return Marks(self._cluster.target, read, refusal=recreated)
-        marks = self._markers.compared(read, done, pending)
+                return Marks(self._cluster.target, by_group, refusal=recreated)
+        marks = self._markers.compared(by_group, done, pending)
         self._seen_all = marks.disagreement(done, pending) is None
         return marks
 

@@ -31,10 +31,10 @@ def audit(connection: Connection, table: Table, receipts: Sequence[Receipt]) -> 
         return []
     oldest = min(receipt.epoch for receipt in receipts)
     statement = sql.SQL(_MARKERS).format(sql.Identifier(table.config.marker_schema, TABLE))
-    counts = connection.execute(statement, [table.key, JOINED, oldest]).fetchall()
+    marker_rows = connection.execute(statement, [table.key, JOINED, oldest]).fetchall()
     attempts: dict[int, dict[str, str]] = {}
     transactions: dict[int, set[str]] = {}
-    for epoch, part, attempt, xmin in counts:
+    for epoch, part, attempt, xmin in marker_rows:
         attempts.setdefault(epoch, {})[part] = attempt
         transactions.setdefault(epoch, set()).add(xmin)
     # an upsert's rows lose their xmin to the epoch that replaces them next

@@ -230,8 +230,8 @@ MUTANTS: list[Mutant] = [
     # ---- the command line
     Mutant(
         "cli/app.py",
-        "max(states.late_seconds, states.open_seconds) > max_age",
-        "states.late_seconds > max_age",
+        "max(current.late_seconds, current.open_seconds) > max_age",
+        "current.late_seconds > max_age",
         CLI,
         "a scheduler's check that passes while a target does not answer",
     ),
