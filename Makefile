@@ -91,10 +91,11 @@ test: $(STAMP) ## the tests, on real services, without those that take longer th
 	EPOCHSINK_SHARE=$(DAY)/32 $(PYTEST) -m "not thorough"
 endif
 
-test-all: $(STAMP) ## what `make test` leaves out: the long tests, a twelfth of the fault plans and of the experiments
+test-all: FILES = $(if $(SHARE),--files $(SHARE))
+test-all: $(STAMP) ## what `make test` leaves out: the long tests, a twelfth of the fault plans and of the experiments; SHARE=0/2: of every second file
 	@$(RUN)/epochsink services fetch $(SERVICES)
-	EPOCHSINK_SHARE=$(DAY)/12 $(PYTEST) -m "thorough or plans"
-	$(PYTEST) --connect $$(grep -l pytest.mark.connect tests/*/test_*.py) # the same tests a second time, on Spark Connect
+	EPOCHSINK_SHARE=$(DAY)/12 $(PYTEST) $(FILES) -m "thorough or plans"
+	$(PYTEST) $(FILES) --connect $$(grep -l pytest.mark.connect tests/*/test_*.py) # the same tests a second time, on Spark Connect
 
 $(ELASTICSEARCH9)/.installed-from-lock: $(STAMP) locks/elasticsearch9.lock
 	@rm -rf $(ELASTICSEARCH9)

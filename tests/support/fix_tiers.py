@@ -25,6 +25,7 @@ THOROUGH_FROM: Final = 2.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
+    parser.addoption("--files", default="0/1", metavar="K/N", help="only every Nth test file, from the Kth on (modulo N)")
 
 
 def pytest_report_header() -> str | None:
@@ -34,8 +35,11 @@ def pytest_report_header() -> str | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark what takes long. Then put the files that take longest first; a process that is free takes the next one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what takes long. Then put the files that take longest first; a process that is free takes the next one.
+
+    The files are shared out in that order, so that each share of them takes about as long.
+    """
     recorded: dict[str, float] = json.loads(RECORDED.read_text())
     takes = {item.nodeid: recorded.get(_function(item.nodeid), UNLISTED) for item in items}
     for item in items:
@@ -45,7 +49,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     seconds: dict[str, float] = defaultdict(float)
     for item in items:
         seconds[_file(item.nodeid)] += takes[item.nodeid]
-    items.sort(key=lambda item: -seconds[_file(item.nodeid)])
+    files = sorted(seconds, key=lambda file: (-seconds[file], file))
+    place, _, each = config.getoption("files").partition("/")
+    order = {file: number for number, file in enumerate(files) if number % int(each) == int(place) % int(each)}
+    config.hook.pytest_deselected(items=[item for item in items if _file(item.nodeid) not in order])
+    items[:] = sorted((item for item in items if _file(item.nodeid) in order), key=lambda item: order[_file(item.nodeid)])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -178,8 +178,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="epochsink-bench-"))
     try:
         with session() as spark:
-            kafka(spark, folder, report, options.rows * 4)
-            postgres(spark, folder, report, options.rows)
+            kafka(spark, folder, report, options.rows * 10)
+            postgres(spark, folder, report, options.rows * 4)
             search(spark, folder, report, options.rows)
     finally:
         shutil.rmtree(folder)
