@@ -83,10 +83,10 @@ class Bench:
                 raise AssertionError(f"topic {topic} still takes disk space: the next measurement would pay for it")
             time.sleep(0.05)
 
-    def ours(self, *, spool: bool | None = None, options: Mapping[str, str] | None = None) -> Callable[[], float]:
+    def ours(self, *, options: Mapping[str, str] | None = None) -> Callable[[], float]:
         def run() -> float:
             topic = self.topic()
-            sink = Kafka(bootstrap_servers=self.servers, topic=topic, spool=spool, options=options or {})
+            sink = Kafka(bootstrap_servers=self.servers, topic=topic, options=options or {})
             seconds = our_epoch(self.rows_of(), sink)
             self.check_and_delete(topic)
             return seconds
@@ -125,14 +125,11 @@ def main() -> None:
         session() as spark,
     ):
         bench, report = Bench(spark, broker, options.rows, Path(folder)), Report.of(options)
-        rows, ours = bench.rows, bench.ours()
+        rows = bench.rows
         if not options.only:
             bench.latencies(options.epochs)
-        report.ratio("kafka-vs-spark-default", 1.3, rows, ours, bench.spark_sink())
+        report.ratio("kafka-vs-spark-default", 1.3, rows, bench.ours(), bench.spark_sink())
         report.ratio("kafka-vs-spark-tuned", 1.2, rows, bench.ours(options=OURS_TUNED), bench.spark_sink(**TUNED))
-        unkept = bench.ours(spool=False)
-        report.ratio("kafka-redo-cost", 0.97, rows, ours, unkept)
-        report.ratio("kafka-spool-cost", 0.8, rows, bench.ours(spool=True), unkept)
         report.print()
 
 

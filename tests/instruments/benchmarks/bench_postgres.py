@@ -219,7 +219,6 @@ def main() -> None:
             bench.memory(Path(folder))
         report.ratio("postgres-append-vs-jdbc-default", 3.0, rows, direct, bench.jdbc())
         report.ratio("postgres-append-vs-jdbc-tuned", 2.0, rows, direct, tuned)
-        report.ratio("postgres-append-vs-copy", 0.7, rows, direct, bench.bare_copy)
         report.ratio("postgres-append-vs-fair-copy", 0.85, rows, direct, bench.fair_copy)
         report.ratio("postgres-atomic-append-vs-jdbc-tuned", 1.4, rows, bench.ours(), tuned)
         for name, aim, existing in (("new", 1.5, False), ("existing", 1.0, True)):

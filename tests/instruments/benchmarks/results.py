@@ -108,12 +108,10 @@ def keep(ratios: Sequence[Ratio], folder: Path) -> None:
 TITLES: Final = {
     "elasticsearch-vs-limit": "Elasticsearch, against its limit",
     "elasticsearch-vs-parallel-bulk": "Elasticsearch, against parallel_bulk",
-    "kafka-redo-cost": "Kafka, against itself without kept rows",
     "kafka-vs-flink-at-least-once": "Kafka, against Flink, at least once",
     "kafka-vs-flink-exactly-once": "Kafka, against Flink, exactly once",
     "kafka-vs-spark-default": "Kafka, against Spark's sink",
     "kafka-vs-spark-tuned": "Kafka, against Spark's sink, tuned",
-    "postgres-append-vs-copy": "PostgreSQL by task, against bare COPY",
     "postgres-append-vs-fair-copy": "PostgreSQL by task, against fair COPY",
     "postgres-append-vs-jdbc-default": "PostgreSQL by task, against JDBC",
     "postgres-append-vs-jdbc-tuned": "PostgreSQL by task, against JDBC, tuned",
