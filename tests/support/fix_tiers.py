@@ -25,7 +25,9 @@ THOROUGH_FROM: Final = 2.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
-    parser.addoption("--files", default="0/1", metavar="K/N", help="only every Nth test file, from the Kth on (modulo N)")
+    parser.addoption(
+        "--files", default="0/1", metavar="K/N", help="only every Nth test file, from the Kth on (modulo N)"
+    )
 
 
 def pytest_report_header() -> str | None:
@@ -53,7 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     place, _, each = config.getoption("files").partition("/")
     order = {file: number for number, file in enumerate(files) if number % int(each) == int(place) % int(each)}
     config.hook.pytest_deselected(items=[item for item in items if _file(item.nodeid) not in order])
-    items[:] = sorted((item for item in items if _file(item.nodeid) in order), key=lambda item: order[_file(item.nodeid)])
+    items[:] = sorted(
+        (item for item in items if _file(item.nodeid) in order), key=lambda item: order[_file(item.nodeid)]
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

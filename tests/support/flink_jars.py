@@ -7,12 +7,12 @@ from typing import Final
 from epochsink_devkit.services.artifacts import fetch
 from epochsink_devkit.services.versions import Artifact, Bundle, postgres_jdbc
 
-FLINK: Final = "2.0.2"
+FLINK: Final = "2.3.0"
 KAFKA_CONNECTOR: Final = Artifact(
     "org.apache.flink",
     "flink-sql-connector-kafka",
-    "4.0.1-2.0",
-    "c7127a6518fba5d6b75eb4692229192e7147ea378e69c7b7cf16d0494057b0c3",
+    "5.0.0-2.2",
+    "5605c691d11a501382c383fecba37a7a552467da5ab7ba904ef5d6f3d62c5616",
 )
 JDBC_CONNECTOR: Final = Artifact(
     "org.apache.flink",

@@ -58,6 +58,11 @@ class Caught:
         self._frame = frame
 
     @property
+    def has_struck(self) -> bool:
+        """Whether a request was caught, and its fate has struck."""
+        return self._done.is_set()
+
+    @property
     def frame(self) -> bytes:
         """The request, with its length before it."""
         self.wait()
@@ -126,6 +131,11 @@ class KafkaProxy:
         with self._lock:
             self._wanted.append(caught)
         return caught
+
+    def forget(self) -> None:
+        """Catch no more requests."""
+        with self._lock:
+            self._wanted.clear()
 
     def __enter__(self) -> Self:
         self._run(self._accept)

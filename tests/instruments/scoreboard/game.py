@@ -12,6 +12,7 @@ import psycopg
 from elasticsearch import Elasticsearch
 from flink_jars import jdbc_jars, kafka_jars
 from harness import Harness, make_topic
+from kafka_proxy import Api, Fate
 from tables import make_table
 
 from epochsink_devkit.history import CheckedTarget, History, Workload
@@ -23,6 +24,8 @@ from scoreboard.judge import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kafka_proxy import KafkaProxy
 
     from epochsink_devkit.history.readers import TargetReader
     from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
@@ -45,6 +48,9 @@ ROWS_AT_A_TIME: Final = 10
 TRANSACTION_TIMEOUT_SECONDS: Final = 600
 SHORT_TRANSACTION_TIMEOUT_SECONDS: Final = 5
 """Of systems that stay down for longer than that."""
+
+MOST_COMMITS: Final = 32
+"""Commits that are held before a kill: those of one checkpoint, with room."""
 
 LONGEST_PAUSE_SECONDS: Final = 1.5
 INDEX: Final = {"number_of_shards": 2, "number_of_replicas": 0}
@@ -71,9 +77,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Servers:
-    """What the systems write to, and the Python of the environment that has apache-flink."""
+    """What the systems write to, and the Python of the environment that has apache-flink.
+
+    Systems that stay down for longer than their transactions reach the broker through the proxy.
+    """
 
     kafka: KafkaService
+    proxy: KafkaProxy
     flink: Path
     postgres: PostgresService | None = None
     elasticsearch: ElasticsearchService | None = None
@@ -95,7 +105,7 @@ def play(system: System, servers: Servers, plan: Plan, folder: Path, tell: Calla
     with Harness(folder, servers.kafka, source, workload=WORKLOAD, **spec) as harness:
         harness.read(target, reader)
         for number, pause in enumerate(plan.pauses, start=1):
-            tell(f"{system.title}: run {number}, {strike(harness, system, pause)}")
+            tell(f"{system.title}: run {number}, {strike(harness, system, pause, servers.proxy)}")
             if system.outlasted:
                 tell(f"{system.title}: the brokers had aborted what was open after {outlast(reader):.0f} s")
         harness.feed(ROWS_FED)
@@ -109,8 +119,12 @@ def play(system: System, servers: Servers, plan: Plan, folder: Path, tell: Calla
     return judge(History.load(harness.log.folder), target.name)
 
 
-def strike(harness: Harness, system: System, pause: float) -> str:
-    """Start a run, and kill driver, JVM and workers some time after it decided an epoch; say how that went."""
+def strike(harness: Harness, system: System, pause: float, proxy: KafkaProxy) -> str:
+    """Start a run, and kill driver, JVM and workers some time after it decided an epoch; say how that went.
+
+    A system that stays down for longer than its transactions is killed between a checkpoint and its commit: all that
+    can be lost by a timeout. From then on the proxy holds what would commit, until one comes.
+    """
     fed = ROWS_AT_A_TIME if system.flink else ROWS_FED
     harness.feed(fed)
     with harness.start() as process:
@@ -128,10 +142,13 @@ def strike(harness: Harness, system: System, pause: float) -> str:
 
         alive = harness.lives_until(process, due)
         if system.outlasted:
-            # what is decided and not yet committed is all that can be lost by a timeout
+            held = [proxy.catch(Api.END_TXN, Fate.STALL) for _ in range(MOST_COMMITS)]
             goal = harness.watch.epochs + 1
-            alive = harness.lives_until(process, lambda: due() and harness.watch.epochs >= goal)
+            alive = harness.lives_until(
+                process, lambda: due() and harness.watch.epochs >= goal and any(commit.has_struck for commit in held)
+            )
         process.kill_all()
+        proxy.forget()
         # what was decided meanwhile was decided before the kill
         harness.watch.look()
         if not alive:
@@ -155,7 +172,8 @@ def make_target(system: System, servers: Servers, name: str) -> tuple[dict[str, 
     if system.place == "topic":
         make_topic(servers.kafka.bootstrap_servers, name)
         jars = {"jars": ";".join(kafka_jars())} if system.flink else {}
-        return {"servers": servers.kafka.bootstrap_servers, **jars}, KafkaReader(servers.kafka.bootstrap_servers, name)
+        broker = servers.proxy if system.outlasted else servers.kafka
+        return {"servers": broker.bootstrap_servers, **jars}, KafkaReader(servers.kafka.bootstrap_servers, name)
     if system.place == "table" and servers.postgres is not None:
         dsn = servers.postgres.dsn
         make_table(dsn, name, key=system.keyed)

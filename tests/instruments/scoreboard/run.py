@@ -21,6 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kafka_proxy import KafkaProxy
 from rich.console import Console
 
 from epochsink_devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from scoreboard.systems import System
 
 
-BROKER: Final = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
+BROKER: Final[dict[str, str | int | bool]] = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
 """How often the broker looks for transactions to abort, so that a job need not be down for longer than is meant."""
 
 
@@ -86,7 +87,8 @@ def play_all(
     """Play systems in turn; a server starts when the first system needs it."""
     results = []
     with ExitStack() as stack:
-        servers = Servers(stack.enter_context(LocalKafka(BROKER)), flink)
+        proxy = stack.enter_context(KafkaProxy())
+        servers = Servers(stack.enter_context(LocalKafka(BROKER | proxy.listener)), proxy, flink)
         for system in systems:
             if (before := kept.get(system)) is not None:
                 console.print(f"{system.title}: judged before", markup=False)

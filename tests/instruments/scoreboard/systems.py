@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 Place = Literal["topic", "table", "index"]
 SPARK: Final = "https://spark.apache.org/docs/4.0.0/streaming"
-FLINK: Final = "https://nightlies.apache.org/flink/flink-docs-release-2.0/docs/connectors"
+FLINK: Final = "https://nightlies.apache.org/flink/flink-docs-release-2.3/docs/connectors"
 FOREACH_BATCH: Final = f"[Spark]({SPARK}/apis-on-dataframes-and-datasets.html#foreachbatch)"
 
 
