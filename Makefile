@@ -112,8 +112,8 @@ on-elasticsearch9: $(ELASTICSEARCH9)/.installed-from-lock
 on-versions: $(STAMP)
 	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@EPOCHSINK_VERSIONS="$(VERSIONS)" $(RUN)/python tests/instruments/versions/environments.py $(WHEEL) $(VENV)/versions
-	EPOCHSINK_VERSIONS="$(VERSIONS)" EPOCHSINK_WHEEL=$(WHEEL) EPOCHSINK_ENVIRONMENTS=$(VENV)/versions \
-		$(RUN)/pytest tests/instruments/versions
+	@printf '%s\n' $(VERSIONS) | EPOCHSINK_WHEEL=$(WHEEL) EPOCHSINK_ENVIRONMENTS=$(VENV)/versions \
+		xargs -P 2 -I{} env EPOCHSINK_VERSIONS={} $(RUN)/pytest tests/instruments/versions
 
 # the sinks' contract and integration tests on containers in place of processes
 on-containers: $(STAMP)

@@ -103,7 +103,7 @@ def answering(*, as_json: bool = False) -> Iterator[VerbOutput]:
     answer = VerbOutput(as_json=as_json)
     try:
         if as_json:
-            # what an imported module prints is no part of the object
+            # what an imported module prints must not break the JSON object
             with redirect_stdout(sys.stderr):
                 yield answer
         else:
@@ -116,7 +116,7 @@ def answering(*, as_json: bool = False) -> Iterator[VerbOutput]:
         if explanation is None:
             raise
         if not as_json:
-            # plain text: a message's brackets are no markup, and a terminal's width breaks no line
+            # plain text: brackets in a message are not markup, and lines are not wrapped
             text = str(failure) if isinstance(failure, EpochsinkError) else "\n  Hint: ".join(explanation.values())
             console = Console(stderr=True)
             console.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -31,7 +31,7 @@ from epochsink.sink import Epoch, Identity, Rows, over_limit
 
 _MOST_SHOWN: Final = 1000
 _MOST_RUNS: Final = 100
-"""From so many runs on, the marker names only those whose letters are still there."""
+"""With more runs than this, the marker names only those whose letters are still there."""
 _TURNS: Final = 3
 
 

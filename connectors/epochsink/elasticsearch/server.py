@@ -60,7 +60,7 @@ class Threads:
     """Threads that send requests at once, and what they wait on. A simulation plays them one after another."""
 
     def pool(self, count: int, name: str) -> Executor:
-        """Return a pool of so many threads."""
+        """Return a pool of ``count`` threads."""
         return ThreadPoolExecutor(count, thread_name_prefix=name)
 
     def event(self) -> threading.Event:

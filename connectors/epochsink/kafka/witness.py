@@ -114,7 +114,7 @@ class Witness:
         topics = leaders.ids()
         present = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
         opened = _open_places(present.values(), producers, ends)
-        # whose first row nobody has seen since the leader last changed, so that only a read shows whether it is there
+        # their first row was not read since the leader last changed, and only a read shows whether it is there
         doubtful = [
             (part.transaction, place)
             for part in present.values()
@@ -202,7 +202,7 @@ def _open_before(
         for place in part.places:
             at = (place.topic, place.partition)
             ends[at] = max(place.end, ends.get(at, place.end))
-    # a broker that has not heard of new partitions yet: nobody was asked about them
+    # a broker does not know new partitions yet, so their producers were not looked up
     if unasked := sorted(ends.keys() - producers.keys()):
         raise RetriableError(f"the brokers do not show {_named(unasked[0])} yet")
     opened = {

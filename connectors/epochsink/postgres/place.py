@@ -6,7 +6,7 @@ promoted or a backup is recovered; its number is larger than that of the timelin
 failover, and the markers show whether that lost commits. A smaller timeline means that this server is the old primary.
 
 A standby has no timeline of its own, and may not have replayed yet what it has received. So its markers prove nothing,
-and it is no place.
+and a standby is refused.
 """
 
 from __future__ import annotations

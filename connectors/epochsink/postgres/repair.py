@@ -2,7 +2,7 @@
 
 A restore or a failover takes back the newest transactions, and the marker rows are in the same ones. So a part without
 its marker row is not in the table either. The rows are prepared again under the attempt that the ledger records, so
-that the marker is as it was, and its primary key admits the part once, whoever repairs.
+that the marker is as it was, and its primary key admits the part once, even if two repairs run.
 """
 
 from __future__ import annotations

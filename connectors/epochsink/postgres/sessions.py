@@ -62,8 +62,8 @@ class SessionName:
 def unblocked(connection: Connection, server: Server, table: str, seconds: float) -> Iterator[None]:
     """Like `deadline`, for statements that read ``table``. Raises `Blocked` if they waited for other sessions.
 
-    What is prepared holds a lock on the markers. A statement that rewrites them waits for that, and every reader waits
-    for the statement: so does the comparison before the commit, and nobody would ever go on.
+    Prepared transactions lock the table of markers. A statement that rewrites it waits for them, and every reader
+    waits for the statement. The comparison before the commit is such a reader: the three would wait for each other.
     """
     began = time.monotonic()
     try:

@@ -100,7 +100,7 @@ class Staging:
     def clear(self, connection: Connection, task: str | None = None) -> None:
         """Delete the rows, or those of one task, in the transaction under way, which then copies them anew.
 
-        For whoever repeats a COPY: the server may have committed the first one, whose reply was lost, or is about to.
+        Call this before a COPY is repeated: the server may have committed the first one, or is about to.
         """
         # waits for a COPY that is about to be committed, and lets none begin
         lock = sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(self.relation.quoted)

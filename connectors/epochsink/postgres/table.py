@@ -40,7 +40,7 @@ class Table(SinkTable):
         here, newest = database.place(), done.epoch if done else -1
         recorded = Place.from_json(self.identity.origin.get("place")) if done is None else _place_of(done)
         here.require(recorded, self.relation, newest)
-        # the first epoch after a failover: `done` is of before it. Whoever accepts a target accepts its server too
+        # the first epoch after a failover: `done` was prepared before it. Accepting a target accepts its server
         if pending is not None and (done is None or done.parts):
             here.require(_place_of(pending), self.relation, newest, pending.epoch)
 
@@ -89,5 +89,5 @@ class Table(SinkTable):
 def _place_of(last: LastDone) -> Place | None:
     """Return where an epoch was prepared; None if that is not recorded."""
     places = [part.place for part in map(read_part, last.parts) if part.place is not None]
-    # parts that were prepared again have the timeline of then
+    # parts that were prepared again have the timeline of that moment
     return max(places, key=lambda place: place.timeline, default=None)

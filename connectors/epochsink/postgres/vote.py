@@ -146,7 +146,7 @@ def _verify_staged(database: Database, epoch: Epoch, share: TableShare, member: 
     share.table.refuse_applied(database, epoch, [])
     share.table.expect(database, share.after)
     if member.merge.sets_aside:
-        return  # the merge on trial looks for what is wrong, and what it finds is no reason to stop
+        return  # the trial merge looks for refused rows itself, and they do not stop the query
     database.verify_staged(member)
     with database.transaction():
         # nothing of the target is locked yet, so the merge looks again

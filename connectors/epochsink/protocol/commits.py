@@ -138,7 +138,7 @@ class Commits:
             # an earlier run has recorded it
             run.progress.recorded(recorded)
         run.progress.decided(number)
-        # what this run has recorded, it has recorded with the offsets of then
+        # this run recorded its own epochs with the offsets of that moment
         if number not in run.recorded:
             self._check.refuse_other_input(recorded)
         # what readers are about to see must not be undone by a power cut that takes the decision back

@@ -89,7 +89,7 @@ class Letters(ABC):
 
     @abstractmethod
     def retry(self, chosen: Chosen) -> Retried:
-        """Write the chosen letters' rows to the target as the sink does, each once; written ones are no letters then.
+        """Write the chosen letters' rows to the target as the sink does, each once, and remove the letters.
 
         A row that is refused again stays a letter, or becomes a new one with the new reason.
         """

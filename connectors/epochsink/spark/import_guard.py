@@ -39,7 +39,7 @@ def refuse_query() -> None:
 
 
 def _defines_pipeline() -> bool:
-    # PySpark has it from 4.1 on, and whoever runs a pipeline has imported it
+    # PySpark has it from 4.1 on, and running a declarative pipeline imports it
     pipelines = sys.modules.get("pyspark.pipelines.graph_element_registry")
     if pipelines is None:
         return False

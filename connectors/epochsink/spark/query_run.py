@@ -128,7 +128,7 @@ class Run:
         try:
             self._coordinator.recover()
         except BaseException as failure:
-            # nobody will join this run: its sessions would look like those of a driver that lives
+            # this run ends here: sessions that stay open would look like those of a running driver
             self.release()
             if is_of_store(failure):
                 failure = stopped_by(failure, "this start looked at what the last run has left")

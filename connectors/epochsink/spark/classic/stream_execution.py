@@ -129,7 +129,7 @@ class StreamExecution(Execution):
         return not self.is_active() and bool(self._thread.isInterrupted())
 
     def raised(self, error: Exception) -> Exception:
-        """Return the error itself: whoever waits for the query gets it from this process."""
+        """Return the error itself: `awaitTermination` raises it in this process."""
         return error
 
     def batch(self, epoch: int) -> int | None:
