@@ -211,8 +211,8 @@ def refused(
 ) -> Iterator[tuple[Part, Exception]]:
     """Write rows, in order; yield each single row that is refused, with the error.
 
-    ``halve`` splits rows in two, or returns None for a single row; ``none`` is an empty set of rows. Each call of ``write``
-    is undone if it raises. An error that ``none`` meets too is raised: the rows are not its cause.
+    ``halve`` splits rows in two, or returns None for a single row; ``none`` is an empty set of rows. Each call of
+    ``write`` is undone if it raises. An error that ``none`` meets too is raised: the rows are not its cause.
     """
     depends_on_rows = False
     waiting = [rows]
