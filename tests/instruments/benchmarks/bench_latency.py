@@ -3,7 +3,8 @@
 The same records come from a Kafka topic and go, by Spark, into a topic, a table or an index: with our sink as it comes,
 and with Spark's own at-least-once sink, JDBC or `parallel_bulk` in foreachBatch. Flink's KafkaSink writes them exactly
 once, at the shortest checkpoint interval of `INTERVALS` at which it keeps up. All in one run, in turn; records of the
-first `WARM_SECONDS` are not counted. Between two of a reader's looks are 5 ms; an index refreshes every `REFRESH`.
+first `WARM_SECONDS` are not counted. Beside the ages stand processor seconds by process, and at last the same for ours
+at longer trigger intervals. Between two of a reader's looks are 5 ms; an index refreshes every `REFRESH`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
+import psutil
 import psycopg
 from bench_kafka import Broker
 from confluent_kafka.admin import AdminClient
@@ -29,7 +31,7 @@ from elasticsearch import helpers
 from epochs import session
 from flink_jars import kafka_jars
 from latency_probe import Spec
-from measure import console
+from measure import console, processor_by_kind
 from results import machine
 from rich.table import Table
 
@@ -53,6 +55,10 @@ BEHIND: Final = 1.5
 """A writer has not kept up if the records' age in the last third is more than so many times that in the first."""
 REFRESH: Final = "100ms"
 AIMS: Final = {("Kafka", "Spark's sink"): 2.2, ("PostgreSQL", "JDBC"): 1.25, ("Elasticsearch", "parallel_bulk"): 1.3}
+TRIGGERS: Final = ("250 milliseconds", "500 milliseconds", "1 second", "2 seconds")
+"""Longer intervals of the trigger, at the first load: older rows for fewer processor seconds."""
+KINDS: Final = ("Spark", "executors", "driver", "server", "others")
+"""Whose processor seconds are told: the JVM, its Python workers, the driver's Python, all servers, and Flink."""
 RESULTS: Final = "latency.json"
 PICTURE: Final = "latency.svg"
 
@@ -68,9 +74,25 @@ class Load:
         return f"{self.rate:,} records a second, {self.partitions} partitions"
 
 
+@dataclass
+class Sample:
+    """The records' ages in milliseconds, and processor seconds by kind of process in ``seconds``."""
+
+    ages: list[float]
+    processor: dict[str, float]
+    seconds: float
+
+    def __add__(self, other: Sample) -> Sample:
+        both = {kind: self.processor.get(kind, 0.0) + other.processor.get(kind, 0.0) for kind in KINDS}
+        return Sample(self.ages + other.ages, both, self.seconds + other.seconds)
+
+
 @dataclass(frozen=True)
 class Ages:
-    """How old records of one way were when they were seen, in milliseconds, over all turns."""
+    """How old records of one way were when they were seen, in milliseconds, over all turns.
+
+    ``processor`` has the processor seconds by kind of process, per second of the run.
+    """
 
     target: str
     way: str
@@ -81,17 +103,22 @@ class Ages:
     p99: float
     worst: float
     records: int
+    processor: dict[str, float]
 
     @classmethod
-    def of(cls, target: str, way: str, load: Load, ages: Sequence[float]) -> Ages:
+    def of(cls, target: str, way: str, load: Load, sample: Sample) -> Ages:
         """Return what is told of them."""
-        ordered = sorted(ages)
+        ordered = sorted(sample.ages)
         p50, p95, p99 = (ordered[int(len(ordered) * share)] for share in (0.50, 0.95, 0.99))
-        return cls(target, way, load.rate, load.partitions, p50, p95, p99, ordered[-1], len(ordered))
+        used = {kind: round(sample.processor.get(kind, 0.0) / sample.seconds, 3) for kind in KINDS}
+        return cls(target, way, load.rate, load.partitions, p50, p95, p99, ordered[-1], len(ordered), used)
 
     def line(self) -> str:
         """Return the figures."""
-        return f"p50 {self.p50:.0f} ms, p95 {self.p95:.0f}, p99 {self.p99:.0f}, worst {self.worst:.0f}"
+        return (
+            f"p50 {self.p50:.0f} ms, p95 {self.p95:.0f}, p99 {self.p99:.0f}, worst {self.worst:.0f}; "
+            f"{sum(self.processor.values()):.2f} processors busy"
+        )
 
 
 class Bench:
@@ -103,6 +130,7 @@ class Bench:
         self.dsn = dsn
         self.url = url
         self.flink = flink
+        self.trigger = "0 seconds"
         self.admin = AdminClient({"bootstrap.servers": broker})
         self.client = elasticsearch.Elasticsearch(url)
 
@@ -151,7 +179,7 @@ class Bench:
     def _ours(self, frame: DataFrame, sink: Any) -> Iterator[None]:
         with tempfile.TemporaryDirectory(prefix="epochsink-bench-", ignore_cleanup_errors=True) as folder:
             once = ExactlyOnce(checkpoint=f"{folder}/checkpoint", sinks={f"latency-{uuid.uuid4().hex[:8]}": sink})
-            query = once.start(frame.writeStream.trigger(processingTime="0 seconds"))
+            query = once.start(frame.writeStream.trigger(processingTime=self.trigger))
             try:
                 yield
             finally:
@@ -232,8 +260,8 @@ class Bench:
         kind: str,
         write: Callable[[str, str], AbstractContextManager[None]],
         seconds: int = COUNTED_SECONDS,
-    ) -> list[float]:
-        """Let one way write; return the counted records' milliseconds."""
+    ) -> Sample:
+        """Let one way write; return the counted records' ages, and the processor seconds of the whole."""
         source = self.topic(load.partitions)
         server, target = {
             "topic": lambda: (self.broker, self.topic(load.partitions)),
@@ -243,17 +271,27 @@ class Bench:
         spec = Spec(self.broker, source, load.rate, load.rate * (WARM_SECONDS + seconds), kind, server, target)
         with write(source, target):
             probe = [sys.executable, str(HERE / "latency_probe.py"), json.dumps(asdict(spec))]
+            before, began = _processor(), time.monotonic()
             answer = subprocess.run(probe, check=True, stdout=subprocess.PIPE, text=True).stdout
-        return list(json.loads(answer.splitlines()[-1])[load.rate * WARM_SECONDS :])
+            after, took = _processor(), time.monotonic() - began
+        ages = json.loads(answer.splitlines()[-1])[load.rate * WARM_SECONDS :]
+        return Sample(list(ages), {kind: after.get(kind, 0.0) - before.get(kind, 0.0) for kind in KINDS}, took)
 
-    def flink_ways(self, load: Load) -> Iterator[tuple[str, list[float]]]:
+    def flink_ways(self, load: Load) -> Iterator[tuple[str, Sample]]:
         """Yield Flink's ages at the shortest interval at which it keeps up."""
         for interval in INTERVALS:
-            found = self.ages(load, "topic", self.flink_kafka(interval))
-            if kept_up(found):
-                yield f"Flink, a checkpoint every {interval} ms", found
+            sample = self.ages(load, "topic", self.flink_kafka(interval))
+            if kept_up(sample.ages):
+                yield f"Flink, a checkpoint every {interval} ms", sample
                 return
             console.print(f"Flink does not keep up with a checkpoint every {interval} ms")
+
+
+def _processor() -> dict[str, float]:
+    """Return the processor seconds so far; without those of processes that have ended, such as the probes."""
+    used = processor_by_kind()
+    used["driver"] -= sum(psutil.Process().cpu_times()[2:4])
+    return used
 
 
 def kept_up(ages: Sequence[float]) -> bool:
@@ -276,26 +314,42 @@ def measured(bench: Bench, load: Load, turns: int) -> list[Ages]:
     for (_, _, kind), write in ways.items():
         # Spark's classes are loaded and its code is compiled before anything counts
         bench.ages(load, kind, write, seconds=WARM_SECONDS)
-    found: dict[tuple[str, str], list[float]] = {}
+    samples: dict[tuple[str, str], Sample] = {}
+
+    def add(target: str, way: str, sample: Sample) -> None:
+        samples[target, way] = samples[target, way] + sample if (target, way) in samples else sample
+
     for turn in range(1, turns + 1):
         for (target, way, kind), write in ways.items():
-            ages = bench.ages(load, kind, write)
-            console.print(f"{load}, turn {turn} of {turns}: {target}, {way}: {Ages.of(target, way, load, ages).line()}")
-            found.setdefault((target, way), []).extend(ages)
+            sample = bench.ages(load, kind, write)
+            line = Ages.of(target, way, load, sample).line()
+            console.print(f"{load}, turn {turn} of {turns}: {target}, {way}: {line}")
+            add(target, way, sample)
         if bench.flink:
-            for way, ages in bench.flink_ways(load):
-                found.setdefault(("Kafka", way), []).extend(ages)
-    return [Ages.of(target, way, load, ages) for (target, way), ages in found.items()]
+            for way, sample in bench.flink_ways(load):
+                add("Kafka", way, sample)
+    return [Ages.of(target, way, load, sample) for (target, way), sample in samples.items()]
+
+
+def at_intervals(bench: Bench, load: Load) -> list[Ages]:
+    """Let ours write into a topic at each longer interval of the trigger."""
+    found = []
+    for bench.trigger in TRIGGERS:
+        sample = bench.ages(load, "topic", bench.ours_kafka)
+        found.append(Ages.of("Kafka", f"epochsink, a trigger each {bench.trigger}", load, sample))
+        console.print(f"{load}: {found[-1].way}: {found[-1].line()}")
+    return found
 
 
 def printed(found: Sequence[Ages]) -> None:
     """Print the table, and the ratios as the last lines."""
     table = Table(title="milliseconds from a record's creation until a reader sees it", title_justify="left")
-    for heading in ("a second", "parts", "target", "by", "p50", "p95", "p99", "worst"):
+    for heading in ("a second", "parts", "target", "by", "p50", "p95", "p99", "worst", *KINDS):
         table.add_column(heading, no_wrap=True)
     for one in found:
         figures = (f"{value:,.0f}" for value in (one.p50, one.p95, one.p99, one.worst))
-        table.add_row(f"{one.rate:,}", str(one.partitions), one.target, one.way, *figures)
+        used = (f"{one.processor[kind]:.2f}" for kind in KINDS)
+        table.add_row(f"{one.rate:,}", str(one.partitions), one.target, one.way, *figures, *used)
     console.print(table)
     for one in found:
         ours = next(
@@ -304,7 +358,7 @@ def printed(found: Sequence[Ages]) -> None:
             if other.way == "epochsink"
             and (other.target, other.rate, other.partitions) == (one.target, one.rate, one.partitions)
         )
-        if one is not ours:
+        if not one.way.startswith("epochsink"):
             aim = AIMS.get((one.target, one.way), 1.0)
             name = f"latency-{one.target}-vs-{one.way}-{one.rate}-{one.partitions}".translate(
                 {32: "-", 39: None, 44: None}
@@ -322,11 +376,11 @@ _LANE: Final = 26
 
 def picture(found: Sequence[Ages]) -> str:
     """Draw a line for each way: from the median to p99, at the first load."""
-    first = [one for one in found if (one.rate, one.partitions) == (found[0].rate, found[0].partitions)]
+    load = Load(found[0].rate, found[0].partitions)
+    first = [one for one in found if Load(one.rate, one.partitions) == load and not one.way.startswith("epochsink,")]
     svg = Svg()
     title = "How old a row is when a reader sees it"
     svg.text(16, 30, title, class_="title")
-    load = Load(first[0].rate, first[0].partitions)
     svg.text(16, 52, f"milliseconds from the record's creation, median to p99; {load}", class_="weak")
     top = svg.legend(
         16, 80, [("blue", "epochsink, exactly once"), ("grey", "at least once"), ("violet", "Flink, exactly once")]
@@ -365,8 +419,10 @@ def main() -> None:
         url = stack.enter_context(LocalElasticsearch()).url
         spark = stack.enter_context(session())
         bench = Bench(spark, broker, dsn, url, said.python)
-        for load in said.loads.split(","):
-            found += measured(bench, Load(*map(int, load.split(":"))), said.turns)
+        loads = [Load(*map(int, load.split(":"))) for load in said.loads.split(",")]
+        for load in loads:
+            found += measured(bench, load, said.turns)
+        found += at_intervals(bench, loads[0])
     printed(found)
     if said.keep:
         said.keep.mkdir(parents=True, exist_ok=True)
