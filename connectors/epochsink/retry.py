@@ -6,14 +6,15 @@ so that the tasks of an epoch do not all return at the same moment to a server t
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
-
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_never, wait_random_exponential
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
+Result = TypeVar("Result")
 
 
 class Clock(Protocol):
@@ -29,6 +30,38 @@ class Clock(Protocol):
         """Wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """What `retrying` returns; its fields are described there. May be used again, and by several threads."""
+
+    is_passing: Callable[[BaseException], bool]
+    seconds: float | None
+    attempts: int | None
+    first_pause: float
+    longest_pause: float
+    clock: Clock
+    sleep: Callable[[float], object]
+
+    def __call__(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+        """Return what a function returns, once it succeeds; raises its last failure unchanged."""
+        begun, failures, pause = self.clock.monotonic(), 0, self.first_pause
+        while True:
+            try:
+                return function(*args, **kwargs)
+            except BaseException as failure:
+                failures += 1
+                if not self.is_passing(failure) or self._is_over(begun, failures):
+                    raise
+            # not in the handler: the next failure does not come of this one
+            pause = min(pause, self.longest_pause)
+            self.sleep(random.uniform(0.0, pause))  # noqa: S311 - no secret
+            pause *= 2
+
+    def _is_over(self, begun: float, failures: int) -> bool:
+        is_late = self.seconds is not None and self.clock.monotonic() - begun >= self.seconds
+        return is_late or failures == self.attempts
+
+
 def retrying(
     is_passing: Callable[[BaseException], bool],
     *,
@@ -37,8 +70,9 @@ def retrying(
     first_pause: float = FIRST_PAUSE_SECONDS,
     longest_pause: float = LONGEST_PAUSE_SECONDS,
     clock: Clock = time,
-) -> Retrying:
-    """Return a policy: call it with a function, or iterate over its attempts; it raises the last failure unchanged.
+    sleep: Callable[[float], object] | None = None,
+) -> RetryPolicy:
+    """Return a policy: call it with a function and its arguments.
 
     Args:
         is_passing: whether a failure may go away by itself; others are raised at once.
@@ -47,24 +81,8 @@ def retrying(
         first_pause: the longest first pause, in seconds; each later one may be twice as long.
         longest_pause: the longest of all pauses, in seconds.
         clock: by which the time is taken and the pauses are made.
+        sleep: makes the pauses instead.
     """
     if seconds is None and attempts is None:
         raise ValueError("retrying() without seconds= and attempts= would never end")
-
-    def note_beginning(state: Any) -> None:
-        # in the state of one call: a policy may be used again, and by several threads
-        if state.attempt_number == 1:
-            state.begun = clock.monotonic()
-
-    def is_late(state: Any) -> bool:
-        return seconds is not None and clock.monotonic() - state.begun >= seconds
-
-    by_count = stop_never if attempts is None else stop_after_attempt(attempts)
-    return Retrying(
-        retry=retry_if_exception(is_passing),
-        before=note_beginning,
-        stop=lambda state: is_late(state) or by_count(state),
-        sleep=clock.sleep,
-        wait=wait_random_exponential(first_pause, longest_pause),
-        reraise=True,
-    )
+    return RetryPolicy(is_passing, seconds, attempts, first_pause, longest_pause, clock, sleep or clock.sleep)

@@ -9,11 +9,10 @@ from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from tenacity import Retrying
-
 from epochsink import retry
 from epochsink.protocol import ledger, ledger_entries, progress_tracker
 from epochsink.protocol.ledger_entries import Entry, decode
+from epochsink.retry import Result, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,19 +39,18 @@ DECODED: Final = Decoded()
 TURNS: Final = 3
 
 
-class Repeating(Retrying):
+class Repeating(RetryPolicy):
     """What `epochsink.retry.retrying` returns: a few attempts and no pauses, unless it was given another clock."""
 
-    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
         """Call a function until it succeeds, fails for good, or has had its turns."""
         if self.sleep is not time.sleep:
-            return super().__call__(fn, *args, **kwargs)
-        policy: Any = self.retry
+            return super().__call__(function, *args, **kwargs)
         for left in range(TURNS - 1, -1, -1):
             try:
-                return fn(*args, **kwargs)
+                return function(*args, **kwargs)
             except BaseException as failure:
-                if not left or not policy.predicate(failure):
+                if not left or not self.is_passing(failure):
                     raise
         raise AssertionError("unreachable")
 
@@ -67,7 +65,7 @@ def determined(look_at_clock: Callable[[], int]) -> Iterator[None]:
         (ledger, "decode", DECODED.__getitem__),
         (ledger_entries, "time", STILL),
         (progress_tracker, "time", STILL),
-        (retry, "Retrying", Repeating),
+        (retry, "RetryPolicy", Repeating),
     ]
     real = [getattr(module, name) for module, name, _ in fixed]
     for module, name, value in fixed:

@@ -17,7 +17,6 @@ VENDORS = [
     "pgpq",
     "elasticsearch",
     "psutil",
-    "tenacity",
     "platformdirs",
 ]
 BLOCKED = f"""

@@ -8,7 +8,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import elasticsearch
-from tenacity import sleep_using_event
 
 from epochsink.elasticsearch import pipelines
 from epochsink.elasticsearch.bulk_body import Request, joined, parse, place
@@ -127,7 +126,7 @@ class Poster:
 
     def _post_until_some_succeed(self, request: Request, refusals: list[Refusal]) -> tuple[Request, Request]:
         """Return the operations to send again and those not sent yet; add permanently refused ones to ``refusals``."""
-        policy = retrying(_may_pass, seconds=self._timeout).copy(sleep=sleep_using_event(self._stop))
+        policy = retrying(_may_pass, seconds=self._timeout, sleep=self._stop.wait)
         return policy(self._post_once, request, refusals)
 
     def _post_once(self, request: Request, refusals: list[Refusal]) -> tuple[Request, Request]:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +29,7 @@ from epochsink.elasticsearch.target import ElasticsearchTarget
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document
-from epochsink.retry import Clock, retrying
+from epochsink.retry import Clock, RetryPolicy, retrying
 from epochsink.sink import (
     Ballot,
     Ballots,
@@ -51,9 +51,6 @@ from epochsink.sink import (
     only_compares,
     over_limit,
 )
-
-if TYPE_CHECKING:
-    from tenacity import Retrying
 
 _JUST_READ_SECONDS: Final = 0.05
 
@@ -159,7 +156,7 @@ class ElasticsearchCommitter(Participant):
         return target_index.require_each(self._server, self._config, kept, names, create=create)
 
     @property
-    def _patiently(self) -> Retrying:
+    def _patiently(self) -> RetryPolicy:
         """Retries temporary failures: a server that restarts or is overloaded for a while must not end the query."""
         return retrying(errors.is_passing, seconds=self._config.timeout, clock=self._clock)
 

@@ -32,12 +32,10 @@ from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.elasticsearch.target import ElasticsearchTarget
 from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
-from epochsink.retry import Clock, retrying
+from epochsink.retry import Clock, RetryPolicy, retrying
 from epochsink.sink import Chosen, Identity, Letter, Letters, Retried, identity_key
 
 if TYPE_CHECKING:
-    from tenacity import Retrying
-
     Write = Callable[[pa.RecordBatch, pa.Array, int], tuple[list[Refusal], Collection[str]]]
     """Writes rows of an epoch, under ``_id`` as in an action line. Returns those that are refused, and the ids of those
     that are superseded."""
@@ -333,7 +331,7 @@ class ElasticsearchLetters(Letters):
         refresh_all(self._server, self._index)
 
     @property
-    def _patiently(self) -> Retrying:
+    def _patiently(self) -> RetryPolicy:
         return retrying(is_passing, seconds=self._config.timeout, clock=self._clock)
 
     @contextmanager

@@ -49,12 +49,6 @@ class RetriedReads(Storage):
 
     @staticmethod
     def _again(call: Callable[[], _Read]) -> _Read:
-        try:
-            # not by the policy, which takes longer than a local read: commits/ is read hundreds of times a second
-            return call()
-        except OSError as failure:
-            if not _may_pass(failure):
-                raise
         again = retrying(_may_pass, seconds=RETRY_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS)
         return again(call)
 
