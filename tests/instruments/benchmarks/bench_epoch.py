@@ -228,7 +228,8 @@ def measured(name: str, sides: dict[str, tuple[Side, Request]], turns: int) -> l
 
 def print_steps(name: str, answer: Answer) -> None:
     """Print what each step of an epoch takes, in the driver and in a task."""
-    table = Table(title=f"{name}: an epoch's steps, medians ({answer.milliseconds:.0f} ms a trigger)")
+    title = f"{name}: an epoch's steps, medians ({answer.milliseconds:.0f} ms a trigger; commits/N seen after"
+    table = Table(title=f"{title} {answer.seen_after:.1f} ms)")
     table.add_column("in the driver")
     for heading in ("ms", "processor ms", *epoch_steps.COUNTS):
         table.add_column(heading, justify="right")

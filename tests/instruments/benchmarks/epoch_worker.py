@@ -60,7 +60,8 @@ class Answer:
     """The median of a trigger, and the processor time that an epoch took in all processes of the driver.
 
     ``steps`` are rows of a table, ``processes`` the processor milliseconds of each process. ``decided`` is when Spark
-    wrote ``commits/N`` of the epochs that counted (seconds since 1970).
+    wrote ``commits/N`` of the epochs that counted (seconds since 1970), ``seen_after`` how much later our driver
+    saw that (ms), if the steps are measured.
     """
 
     milliseconds: float
@@ -69,6 +70,7 @@ class Answer:
     steps: list[list[Any]]
     tasks: dict[str, float]
     decided: dict[str, float]
+    seen_after: float
 
 
 def serve() -> None:
@@ -154,8 +156,9 @@ def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Ans
         sum(processes.values()),
         processes,
         steps.rows() if request.steps else [],
-        epoch_steps.task_medians() if request.steps else {},
+        epoch_steps.task_medians(steps.jobs()) if request.steps else {},
         decided,
+        steps.seen_after(decided) if request.steps else 0.0,
     )
 
 
