@@ -7,7 +7,6 @@ producer neither commits nor aborts the transaction: it stays open at the coordi
 from __future__ import annotations
 
 import ctypes
-import json
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +41,10 @@ _PART_OF_DELIVERY_TIME: Final = 0.25
 _PACE_SECONDS: Final = 1.0
 """Before this time, a broker's throughput is not known."""
 
+_FEW_BROKERS: Final = 6
+_broker_counts: Final[dict[str, int]] = {}
+"""How many brokers a producer of this process has last seen, by ``bootstrap_servers``."""
+
 
 class TransactionalProducer:
     """A transaction that is begun, filled and flushed. Used by one thread.
@@ -66,6 +69,9 @@ class TransactionalProducer:
         self._size_sum = self._count = 0
         self._marking = False
         self._made_at = time.monotonic()
+        self._servers = bootstrap_servers
+        if _broker_counts.get(bootstrap_servers, _FEW_BROKERS + 1) <= _FEW_BROKERS:
+            options = client_options.CONNECTED_AT_ONCE | dict(options)
         self._native = self._connectable(
             client_options.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms, timeout)
         )
@@ -124,16 +130,12 @@ class TransactionalProducer:
     def identity(self) -> tuple[int, int]:
         """Return the producer id and producer epoch, with which any process can end the transaction."""
         deadline = time.monotonic() + self._timeout
-        while time.monotonic() < deadline:
-            self._events.serve(0)
-            if self._events.statistics:
-                known = json.loads(self._events.statistics)["eos"]
-                if known["producer_id"] >= 0:
-                    return int(known["producer_id"]), int(known["producer_epoch"])
-                # made before the producer id was known: wait for the next ones
-                self._events.statistics = b""
+        self._events.serve(0)
+        while (producer := self._events.producer) is None:
+            if time.monotonic() >= deadline:
+                raise NativeError(TIMED_OUT, "neither librdkafka's log nor its statistics contain the producer id")
             self._events.serve(client_options.STATISTICS_MS)
-        raise NativeError(TIMED_OUT, "librdkafka's statistics do not contain the producer id")
+        return producer
 
     def release(self) -> None:
         """End the producer's threads and connections, and leave the transaction open. May be repeated."""
@@ -295,6 +297,7 @@ class TransactionalProducer:
         code = self._rdkafka.metadata(self._client, 0, self._topic(topic), ctypes.byref(answer), wait_ms)
         if code != OK:
             raise NativeError(code, self._with_trouble(self._rdkafka.describe(code)))
+        _broker_counts[self._servers] = answer.contents.broker_cnt
         try:
             description = answer.contents.topics[0]
             if description.err not in (OK, LEADER_NOT_AVAILABLE):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
+import re
 import time
+from typing import Final
 
 from epochsink.kafka import errors, librdkafka
 from epochsink.kafka.librdkafka import OK, Library, Message, NativeError
@@ -14,13 +17,18 @@ if log.level == logging.NOTSET:
     # while no broker answers it repeats one line twenty times a second, and the error that is raised has the reason
     log.setLevel(logging.CRITICAL)
 
+_GOT_PRODUCER: Final = b"GETPID"
+_PRODUCER: Final = re.compile(rb"(?:Acquired|->) PID\{Id:(\d+),Epoch:(\d+)\}")
+"""The facility, and the end, of the line of librdkafka's log (``debug=eos``) that has the producer's id and epoch."""
+
 
 class Events:
     """Handles the events of one producer's main queue, a ``rd_kafka_queue_t *``.
 
     ``undelivered`` is the first row that was not delivered. ``unanswered`` says that such a row was sent, and that no
     answer came: a broker may still read it. ``trouble`` is the last connection error; a permanent error is not
-    replaced. ``statistics`` is the newest statistics, as JSON.
+    replaced. ``producer`` is the producer id and producer epoch, None until they are known: a line of the log has them
+    at once, the statistics some time later.
     """
 
     ENABLED = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS | librdkafka.EVENT_LOG
@@ -32,7 +40,7 @@ class Events:
         self.unanswered = False
         self.trouble: NativeError | None = None
         self.trouble_since = 0.0
-        self.statistics = b""
+        self.producer: tuple[int, int] | None = None
 
     def serve(self, wait_ms: int) -> None:
         """Handle all waiting events; wait up to ``wait_ms`` for the first."""
@@ -46,7 +54,11 @@ class Events:
     def _take(self, event: int) -> None:
         kind = self._rdkafka.event_type(event)
         if kind == librdkafka.EVENT_STATISTICS:
-            self.statistics = self._rdkafka.event_stats(event)
+            if self.producer is None:
+                known = json.loads(self._rdkafka.event_stats(event))["eos"]
+                # negative in statistics that were made before it was known
+                if known["producer_id"] >= 0:
+                    self.producer = int(known["producer_id"]), int(known["producer_epoch"])
         elif kind == librdkafka.EVENT_DELIVERY:
             self._note_undelivered(event)
         elif kind == librdkafka.EVENT_ERROR:
@@ -78,6 +90,8 @@ class Events:
         facility, text = ctypes.c_char_p(), ctypes.c_char_p()
         severity = ctypes.c_int()
         self._rdkafka.event_log(event, ctypes.byref(facility), ctypes.byref(text), ctypes.byref(severity))
+        if facility.value == _GOT_PRODUCER and (producer := _PRODUCER.search(text.value or b"")):
+            self.producer = int(producer[1]), int(producer[2])
         syslog = {3: logging.ERROR, 4: logging.WARNING, 5: logging.INFO, 6: logging.INFO}
         level = logging.DEBUG if severity.value > 6 else syslog.get(severity.value, logging.ERROR)  # noqa: PLR2004 - syslog
         log.log(level, "%s: %s", (facility.value or b"").decode(), (text.value or b"").decode(errors="replace"))
