@@ -132,12 +132,13 @@ class Checkpoint:
         listed = [self._files_listed(*source, durable=durable) for source in offsets.by_line()]
         return hashlib.sha256(json.dumps([offsets.version, watermark, offsets.lines, listed]).encode()).hexdigest()
 
-    def make_durable(self, epoch: int) -> None:
-        """Make an epoch's offsets and its commit survive a power cut: on local disks, Spark itself does not.
+    def make_durable(self, epoch: int, *, offsets: bool) -> None:
+        """Make an epoch's commit survive a power cut: on local disks, Spark itself does not.
 
-        Otherwise a decision that readers already see could be undone, and its input be read again as another epoch.
+        Otherwise a decision that readers already see could be undone, and its input be read again as another epoch. Its
+        ``offsets`` too, unless this process has done so, by `offsets_digest`: another one may have written them anew.
         """
-        for name in (f"offsets/{epoch}", f"commits/{epoch}"):
+        for name in (f"offsets/{epoch}", f"commits/{epoch}") if offsets else (f"commits/{epoch}",):
             self._files.make_durable(name)
 
     def _files_listed(self, source: str, offset: str, *, durable: bool) -> list[str]:

@@ -138,11 +138,12 @@ class Commits:
             # an earlier run has recorded it
             run.progress.recorded(recorded)
         run.progress.decided(number)
-        # this run recorded its own epochs with the offsets of that moment
-        if number not in run.recorded:
+        # this run recorded its own epochs with the offsets of that moment, after it had made them durable
+        is_own = number in run.recorded
+        if not is_own:
             self._check.refuse_other_input(recorded)
         # what readers are about to see must not be undone by a power cut that takes the decision back
-        run.checkpoint.make_durable(number)
+        run.checkpoint.make_durable(number, offsets=not is_own)
         for participant, names in run.by_participant(recorded.shares):
             with run.progress.timed("commit_seconds", number, names):
                 if not self._commit_parts(number, participant, names):

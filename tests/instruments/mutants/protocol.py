@@ -317,10 +317,17 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/checkpoint.py",
-        'for name in (f"offsets/{epoch}", f"commits/{epoch}"):',
-        'for name in (f"offsets/{epoch}",):',
+        'if offsets else (f"commits/{epoch}",):',
+        "if offsets else ():",
         CONSISTENCY + " -k durable",
         "a decision that a power cut undoes, although readers saw its rows: they come twice",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "offsets=not is_own)",
+        "offsets=False)",
+        CONSISTENCY + " -k durable",
+        "an epoch of an earlier run that readers see, and whose input a power cut takes away: Spark plans it anew",
     ),
     # ---- the ledger
     Mutant(
@@ -621,7 +628,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/commits.py",
-        "        run.checkpoint.make_durable(number)\n",
+        "        run.checkpoint.make_durable(number, offsets=not is_own)\n",
         "",
         CONSISTENCY + " -k durable",
         "a decision that a power cut undoes, although readers saw its rows",
