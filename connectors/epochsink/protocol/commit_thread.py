@@ -20,7 +20,7 @@ LIVENESS_SECONDS: Final = 0.25
 """How often the thread checks that the stream is alive."""
 TIDY_SECONDS: Final = 10.0
 """How often what losing tasks have left is looked for while the stream is idle."""
-SHARE_OF_WAIT: Final = 0.125
+SHARE_OF_WAIT: Final = 1 / 32
 LONGEST_IN_POLLS: Final = 20
 """How the looks at the commit log become less frequent while Spark decides nothing."""
 GRACE_SECONDS: Final = 2.0

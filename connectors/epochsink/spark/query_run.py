@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("epochsink")
 
-LOCAL_POLL_SECONDS: Final = 0.005
+LOCAL_POLL_SECONDS: Final = 0.002
 REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at first while an epoch is pending: a system call, or a request to a store."""
 
