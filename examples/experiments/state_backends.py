@@ -88,6 +88,7 @@ def experiment(run: Run) -> Findings:
     played = list(zip(RATES, ORIGINAL, strict=True))[: run.size(small=1, usual=3, full=3)]
     for rate, originals in played:
         topic = f"messages-{time.time_ns()}"
+        label = f"{rate:,} / {factor:,}" if factor > 1 else f"{rate:,}"
         make_topic(kafka, topic, 2)
         count = max(rate // factor, 1) * CHECKPOINT_SECONDS * CHECKPOINTS
         expected: Counter[int] = Counter(number * 7 % KEYS for number in range(count))
@@ -111,7 +112,7 @@ def experiment(run: Run) -> Findings:
                 life.snapshot_seconds().values() or [0]
             )
             memory = max(state["memoryUsedBytes"] for state in states) / _MEBIBYTE
-            rows.append((f"{rate:,} / {factor:,}", name, written, took, memory, life.processor_seconds, theirs))
+            rows.append((label, name, written, took, memory, life.processor_seconds, theirs))
             drawn[name].append((rate // factor, written))
     headings = (
         "messages a second",
@@ -122,7 +123,8 @@ def experiment(run: Run) -> Findings:
         "processor, s",
         "the original",
     )
-    title = f"What a checkpoint each minute writes, and how long that takes (rates divided by {factor:,})"
+    divided = f" (rates divided by {factor:,})" if factor > 1 else ", at the original's rates"
+    title = f"What a checkpoint each minute writes, and how long that takes{divided}"
     last = [each[-1] for each in drawn.values()]
     picture = lines(finding(*last), "state that each checkpoint writes", "MiB", "messages a second", drawn)
     return Findings([Table(title, headings, rows)], exact, picture)
