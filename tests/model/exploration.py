@@ -15,7 +15,8 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from model.specification import FAULTS, Protocol, State, good, violation
+from model.specification import FAULTS, Protocol, good, violation
+from model.state import State
 
 
 @dataclass

@@ -25,7 +25,7 @@ from epochsink.protocol.ledger import FOLDER, name_of
 from epochsink.protocol.storage import Storage
 from epochsink_devkit.history import HistoryLog
 from epochsink_devkit.history.checkpoint_watch import CheckpointWatch
-from model.specification import ACCEPTED, Generation, Ledger, Part
+from model.state import ACCEPTED, Generation, Ledger, Part
 from model.traces import LONGEST, Event, Refused, Stored, Traces
 
 NOTED: Final = {"stopped"}

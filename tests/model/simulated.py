@@ -24,7 +24,7 @@ from typing import Any, Final
 from epochsink.errors import EpochsinkError
 from epochsink.protocol.ledger import FOLDER
 from epochsink.sink import Outcome, Participant
-from model.specification import ACCEPTED, Generation, Ledger, Part
+from model.state import ACCEPTED, Generation, Ledger, Part
 from model.traces import Event, Refused, Traces
 from simulation import plans
 from simulation.driver import PASSING, PRODUCTION, Driver, Variant
@@ -43,6 +43,10 @@ CRASHES: Final = {"before", "after", "pause", "stall", "options"}
 TIME_OUTS: Final = {"timeout": "K", "rollback": "PTAC"}
 """Faults after which a target holds nothing prepared, and the targets."""
 SET_BACK: Final = {"back", "failover"}
+BY_TASK: Final = "KT"
+"""Sinks of which each task has a transaction of its own."""
+FINISHERS: Final = "PTA"
+"""Sinks that repeat a commit which the target has lost, if what it had committed is prepared there again."""
 STORED: Final = {
     "ledger_is",
     "offsets_are",
@@ -70,6 +74,7 @@ class Watch:
         self._newest: dict[tuple[int, Generation], tuple[Part, Any]] = {}
         """What the ledger has named last of each attempt, and how the target knows it."""
         self._dead: set[int] = set()
+        self._is_set_back = False
 
     def add(self, *event: Any) -> None:
         """Take an observation down, after the deaths since the last one."""
@@ -156,6 +161,7 @@ class Watch:
         if self.transactions in participant.members:
             self._wrap(participant, "commit", partial(self._commits, number))
             self._wrap(participant, "replay", partial(self._replays, number))
+            self._wrap(participant, "marks", partial(self._compares, number))
             for name, does in (("end", "sweep"), ("fence", "sweep"), ("visible", "unblock")):
                 self._wrap(participant, name, partial(self._sweeps, number, does))
 
@@ -172,6 +178,12 @@ class Watch:
 
     def _sweeps(self, number: int, does: str, call: Callable[..., Any], *args: Any) -> Any:
         with self._within(number, does):
+            return call(*args)
+
+    def _compares(self, number: int, call: Callable[..., Any], *args: Any) -> Any:
+        if not self._is_set_back:
+            return call(*args)
+        with self._within(number, "compare"):
             return call(*args)
 
     def _commits(self, number: int, call: Callable[..., Any], epoch: Any, ballots: Mapping[str, Any]) -> Any:
@@ -213,7 +225,8 @@ class Watch:
             if fault[1] == self.documents:
                 self.add("documents_are_set_back")
             elif self.transactions and fault[1] == home(self.transactions):
-                self.add("transactions_are_set_back")
+                self._is_set_back = True
+                self.add("transactions_are_set_back", 1 + (self.transactions in BY_TASK))
         elif kind == "newck":
             self._inputs, self._ledger = {}, Ledger()
             self.add("begins_anew")
@@ -308,8 +321,7 @@ class Watched(Simulation):
 
     def _ended(self, number: int, how: str, failure: BaseException | None) -> None:
         if isinstance(failure, EpochsinkError) and not isinstance(failure, PASSING):
-            for watch in self.watches:
-                watch.add("stops", number, len(self.watches))
+            self.see("stops", number)
         else:
             self.see(how, number)
 
@@ -370,14 +382,26 @@ class Replays:
         history = Watched(case.plan, case.sinks, case.schedule, variant)
         with quiet():
             history.play()
-        try:
-            for watch in history.watches:
-                self.traces.replay(watch.events, transactions=watch.transactions != "", documents=watch.documents != "")
-        except Refused as refused:
-            self.refused.append((case, str(refused)))
+        refusals = [refused for watch in history.watches if (refused := self._refusal(watch))]
+        # a stop is for one of the targets, and another one need not allow it
+        is_allowed = len(refusals) < len(history.watches) and all(each.event[0] == "stops" for each in refusals)
+        if not is_allowed:
+            self.refused.append((case, str(refusals[0])))
             return False
         self.ends.update(filter(None, [history.watches[0].ends_at]))
         return True
+
+    def _refusal(self, watch: Watch) -> Refused | None:
+        try:
+            self.traces.replay(
+                watch.events,
+                transactions=watch.transactions != "",
+                documents=watch.documents != "",
+                finishes=watch.transactions in FINISHERS,
+            )
+        except Refused as refused:
+            return refused
+        return None
 
     def report(self) -> str:
         """Return the counts, and the first refusal."""

@@ -16,6 +16,7 @@ MUTANTS = {
     "number": (("reply lost",), "ended what is recorded"),
     "adopted": (("crash",), "ended what is recorded"),
     "spared": (("crash",), "ended what is recorded"),
+    "finished": (("set back",), "given up, and prepared"),
     "evidence": (("set back",), "ended what is recorded"),
     "older": (("another driver",), "ended what is recorded"),
     "alone": (("time-out", "reply lost"), "ended what is recorded"),

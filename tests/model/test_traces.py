@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import pytest
 from shares import SHARE
 
-from model.simulated import SET_BACK, Replays
+from model.simulated import SET_BACK, Replays, Watched
+from model.traces import Refused, Traces
 from simulation import plans
-from simulation.explorer import Case, steps_of
+from simulation.explorer import Case, quiet, steps_of
 from simulation.mutants import MUTANTS
 from simulation.plans import Plan
 from simulation.test_mutants import near
@@ -69,6 +70,25 @@ def test_plans_in_which_a_target_is_set_back(sinks: str) -> None:
     seed = 7_000 + plans.SINKS.index(sinks)
     steps, backwards = steps_of(sinks, schedule) + 25, [one for one in plans.backwards(sinks) if one[0] in SET_BACK]
     expect_allowed(sinks, schedule, itertools.islice(plans.another_too(seed, steps, backwards, plans.SIMPLE), 160))
+
+
+def test_a_stop_that_nothing_explains_is_not_allowed_after_a_set_back_either() -> None:
+    """PostgreSQL repeats a commit that a failover has lost, if that is prepared again, and the query goes on."""
+    stops = 0
+    for step in range(1, steps_of("P", 0)):
+        history = Watched(((step, ("failover", "P", 1)),), "P")
+        with quiet():
+            history.play()
+        if not history.struck or history.loud is not None:
+            continue
+        stops += 1
+        (watch,) = history.watches
+        last = max(at for at, event in enumerate(watch.events) if event[0] == "ledger_is")
+        stopped = [*watch.events[: last + 1], ("stops", history.active.number)]
+        Traces().replay(watch.events, transactions=True, documents=False)
+        with pytest.raises(Refused):
+            Traces().replay(stopped, transactions=True, documents=False)
+    assert stops > 10
 
 
 @pytest.mark.parametrize("name", sorted(CAUGHT))

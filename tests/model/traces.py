@@ -15,26 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from model.specification import (
-    FAILED,
-    LOSER,
-    NONE,
-    Documents,
-    Driver,
-    Generation,
-    Ledger,
-    Move,
-    Moves,
-    Part,
-    Protocol,
-    State,
-    again,
-    begun,
-    failed,
-    part_of,
-    put,
-    with_prepared,
-)
+from model.specification import Protocol
+from model.state import FAILED, LOSER, NONE, Documents, Driver, Generation, Ledger, Move, Moves, Part, State
 
 OBSERVED: Final = frozenset({"take", "append", "plan", "decide", "stop", "end", "start fails", "vote fails"})
 """The steps that happen when they are observed, and at no other time."""
@@ -48,7 +30,11 @@ Gates = frozenset[tuple[int, str]]
 
 
 class Refused(AssertionError):
-    """The specification does not allow what was observed."""
+    """The specification does not allow what was observed, an ``event``."""
+
+    def __init__(self, event: Event, why: str) -> None:
+        super().__init__(why)
+        self.event = event
 
 
 class Observed(Protocol):
@@ -56,8 +42,8 @@ class Observed(Protocol):
 
     observed = OBSERVED
 
-    def __init__(self) -> None:
-        super().__init__(epochs=LONGEST)
+    def __init__(self, lacks: str = "") -> None:
+        super().__init__(lacks, epochs=LONGEST)
 
     def take(self, s: State, d: Driver) -> Moves:
         """Do nothing unless it is refused: what is observed says which generation it gets."""
@@ -68,7 +54,7 @@ class Observed(Protocol):
         """Wait until Spark has read its logs; and let the source end at any epoch."""
         if d.epoch >= 0:
             yield from super().plan(s, d)
-            yield Move("no more input", put(s, d, d._replace(stream="ended")))
+            yield Move("no more input", s.put(d, d._replace(stream="ended")))
 
     def looked(self, s: State, d: Driver) -> Moves:
         """Append `done`: the marks were read before a target was set back."""
@@ -83,7 +69,7 @@ class Stored(Observed):
     def plan(self, s: State, d: Driver) -> Moves:
         """Let Spark read its logs first."""
         if d.epoch < 0:
-            yield Move("read the logs", put(s, d, d._replace(epoch=len(s.offsets) - (s.commits < len(s.offsets)))))
+            yield Move("read the logs", s.put(d, d._replace(epoch=len(s.offsets) - (s.commits < len(s.offsets)))))
         else:
             yield from super().plan(s, d)
 
@@ -102,8 +88,8 @@ class Possible(NamedTuple):
     generations: tuple[Generation, ...] = ()
     over: bool = False
     """Whether the query has stopped for its operator."""
-    set_back: bool = False
-    """Whether a target has lost something; it may be of another part, or older than the first epoch."""
+    others_lost: bool = False
+    """Whether a target was set back whose epochs have other transactions than the one that is followed."""
 
     # ---- steps that nobody observes
 
@@ -124,7 +110,7 @@ class Possible(NamedTuple):
                     yield move.to
         if any(call == "unblock" for _, call in self.gates):
             for part in s.transactions.prepared.difference(s.ledger.records):
-                yield with_prepared(s, s.transactions.prepared - {part})
+                yield s.with_prepared(s.transactions.prepared - {part})
         for request in s.late:
             if request[0] not in self.protocol.observed:
                 yield self.protocol.apply(s._replace(late=s.late - {request}), request)[0]
@@ -138,6 +124,8 @@ class Possible(NamedTuple):
         if step == "prepare":
             kind = "prepare again" if d.commit == "prepare_again" else "write"
             return not self.transactions or (number, kind) in self.gates
+        if step == "commit" and d.commit != "commit":
+            return (number, "compare") in self.gates
         kinds = {"commit": "commit transactions", "abort": "sweep"}
         return step not in kinds or (number, kinds[step]) in self.gates
 
@@ -157,7 +145,7 @@ class Possible(NamedTuple):
         new = Generation(-1 - number)
 
         def started(s: State) -> State:
-            *others, d = begun(s).drivers
+            *others, d = s.begun().drivers
             return s._replace(drivers=(*others, d._replace(generation=new, epoch=-1)))
 
         return self._replace(states=frozenset(map(started, self.states)), generations=(*self.generations, new))
@@ -167,7 +155,7 @@ class Possible(NamedTuple):
 
         def runs(s: State, d: Driver) -> Iterator[State]:
             if epoch == len(s.offsets) - (s.commits < len(s.offsets)):
-                yield put(s, d, d._replace(epoch=epoch))
+                yield s.put(d, d._replace(epoch=epoch))
 
         return self._each(number, runs)
 
@@ -210,24 +198,24 @@ class Possible(NamedTuple):
         """Let an attempt fail that is not recorded."""
 
         def abandoned(s: State, d: Driver) -> Iterator[State]:
-            yield put(s, d, d._replace(stream="abandon")) if d.stream in ("prepare", "vote", "record") else s
+            yield s.put(d, d._replace(stream="abandon")) if d.stream in ("prepare", "vote", "record") else s
 
         return self._each(number, abandoned)
 
     def stream_ends(self, number: int) -> Possible:
         """End the stream thread, for whatever reason."""
-        return self._each(number, lambda s, d: [put(s, d, d._replace(stream="ended"))])
+        return self._each(number, lambda s, d: [s.put(d, d._replace(stream="ended"))])
 
     def commits_fail(self, number: int) -> Possible:
         """End the commit thread early, for whatever reason."""
 
         def ended(s: State, d: Driver) -> Iterator[State]:
             again = d.commit in ("prepare_again", "record_again")
-            yield s if d.commit in FAILED else put(s, d, failed(d, "unknown" if again else "failed"))
+            yield s if d.commit in FAILED else s.put(d, d.at("unknown" if again else "failed"))
 
         return self._each(number, ended)
 
-    def stops(self, number: int, targets: int) -> Possible:
+    def stops(self, number: int) -> Possible:
         """Let a driver stop the query until an operator comes."""
 
         def stopped(s: State, d: Driver) -> Iterator[State]:
@@ -235,13 +223,16 @@ class Possible(NamedTuple):
             # the commit thread, which is idle, sees it too
             if s.transactions.prepared.intersection(s.ledger.records[: s.ledger.done]):
                 yield s
+            # PostgreSQL's mark names the copy as well, of which an older ledger may have no record
+            if s.restored and any(part not in s.ledger.records for part in s.transactions.visible[-1:]):
+                yield s
 
-        # of several targets, it may be for another one
-        return (self if targets > 1 or self.set_back else self._each(number, stopped))._replace(over=True)
+        # it may be for another transaction
+        return (self if self.others_lost else self._each(number, stopped))._replace(over=True)
 
     def dies(self, number: int) -> Possible:
         """End a driver's process."""
-        dead = self._each(number, lambda s, d: [put(s, d, None)])
+        dead = self._each(number, lambda s, d: [s.put(d, None)])
         return dead._replace(gates=frozenset(gate for gate in self.gates if gate[0] != number))
 
     # ---- what the files of a checkpoint tell afterwards
@@ -251,7 +242,7 @@ class Possible(NamedTuple):
 
         def left(s: State, d: Driver) -> Iterator[State]:
             late = s.late | {("decide", d.epoch)} if d.stream == "decide" else s.late
-            yield put(s._replace(late=late), d, None)
+            yield s._replace(late=late).put(d, None)
 
         return self._each(number, left)
 
@@ -262,7 +253,7 @@ class Possible(NamedTuple):
     def may_be_lost(self) -> Possible:
         """Let a recorded transaction be aborted, or not."""
         lost = {
-            with_prepared(s, s.transactions.prepared - {part})
+            s.with_prepared(s.transactions.prepared - {part})
             for s in self.states
             for part in s.transactions.prepared.intersection(s.ledger.records)
         }
@@ -287,7 +278,7 @@ class Possible(NamedTuple):
             for request in s.late:
                 if request == TAKE:
                     own = [d for at, d in self._drivers(s) if at == number]
-                    sent = put(s, own[0], own[0]._replace(generation=ledger.owner)) if own else s
+                    sent = s.put(own[0], own[0]._replace(generation=ledger.owner)) if own else s
                     yield self.protocol.apply(sent, (*TAKE, ledger.owner))[0]
                 elif request[0] == "append":
                     yield self.protocol.apply(s._replace(late=s.late - {request}), request)[0]
@@ -306,7 +297,7 @@ class Possible(NamedTuple):
         def planned(s: State, d: Driver) -> Iterator[State]:
             settle = d._replace(stream="settle") if d.stream == "plan" else d
             if d.stream in ("take", "plan"):
-                yield put(s._replace(offsets=offsets), d, settle)
+                yield s._replace(offsets=offsets).put(d, settle)
 
         return self._each(number, planned)
 
@@ -331,8 +322,8 @@ class Possible(NamedTuple):
             if d.stream == "take":
                 yield s._replace(late=s.late | {TAKE})
             # a producer that begins, late or twice, aborts what its transactional id had open
-            running = [part_of(s, d)] if 0 <= d.epoch < len(s.offsets) else []
-            for part in [*running, *([again(d)] if d.part != NONE else [])]:
+            running = [s.part_of(d)] if 0 <= d.epoch < len(s.offsets) else []
+            for part in [*running, *([d.again] if d.part != NONE else [])]:
                 yield s._replace(late=s.late | {("abort", part)})
             for move in self.protocol.steps(s, d):
                 step, _, reply = move.name.partition(": ")
@@ -345,7 +336,7 @@ class Possible(NamedTuple):
 
     def times_out(self) -> Possible:
         """Abort whatever is prepared."""
-        return self._replace(states=frozenset(with_prepared(s, frozenset()) for s in self.states))
+        return self._replace(states=frozenset(s.with_prepared(frozenset()) for s in self.states))
 
     def loses_a_task(self, number: int) -> Possible:
         """Let a task prepare that is not accepted: the transaction of one that was may be aborted by that."""
@@ -353,10 +344,10 @@ class Possible(NamedTuple):
         def prepared(s: State, d: Driver) -> Iterator[State]:
             before = s.transactions.prepared
             for held in (before, *(before - {part} for part in before)):
-                yield with_prepared(s, held)
+                yield s.with_prepared(held)
                 for epoch in range(min(d.epoch + 1, len(s.offsets))):
-                    loser = part_of(s, d._replace(epoch=epoch))._replace(copy=LOSER)
-                    yield with_prepared(s, held | {loser})
+                    loser = s.part_of(d._replace(epoch=epoch))._replace(copy=LOSER)
+                    yield s.with_prepared(held | {loser})
 
         return self._each(number, prepared)
 
@@ -369,16 +360,19 @@ class Possible(NamedTuple):
             if self.transactions:
                 return s
             # one that the history lacks must not be ahead of the ledger when its documents are not
-            return with_prepared(s, frozenset(ledger.pending), ledger.records[: ledger.done])
+            return s.with_prepared(frozenset(ledger.pending), ledger.records[: ledger.done])
 
         return self._replace(states=frozenset(map(after, self.states)))
 
     def begins_anew(self) -> Possible:
         """Begin a new checkpoint on the same targets, which know nothing of it."""
-        return self._replace(states=frozenset([State()]), gates=frozenset(), over=False, set_back=False)
+        return self._replace(states=frozenset([State()]), gates=frozenset(), over=False, others_lost=False)
 
-    def transactions_are_set_back(self) -> Possible:
-        """Put an older copy of them back, or lose the newest: any of those that the ledger names may be prepared."""
+    def transactions_are_set_back(self, of_each: int) -> Possible:
+        """Put an older copy of them back, or lose the newest: any of those that the ledger names may be prepared.
+
+        ``of_each`` is how many an epoch has.
+        """
 
         def older(s: State) -> Iterator[State]:
             prepared, visible = s.transactions
@@ -386,9 +380,9 @@ class Possible(NamedTuple):
                 named = set(s.ledger.records[newest:]) - prepared
                 for more in [set[Part](), *({part} for part in named), named]:
                     for held in {prepared, prepared - set(s.ledger.records), frozenset[Part]()}:
-                        yield with_prepared(s, frozenset(held | more), visible[:newest])
+                        yield s.with_prepared(frozenset(held | more), visible[:newest])
 
-        return self._set_back(older)
+        return self._set_back(older)._replace(others_lost=of_each > 1)
 
     def documents_are_set_back(self) -> Possible:
         """Put an older copy of the index back, or lose the newest requests: the mark is the last of an epoch."""
@@ -404,8 +398,8 @@ class Possible(NamedTuple):
 
     def _set_back(self, older: Callable[[State], Iterable[State]]) -> Possible:
         states = {to for s in self.states for to in older(s)}
-        looked = {put(s, d, d._replace(commit="looked")) for s in states for d in s.drivers if d.commit == "done"}
-        return self._replace(states=frozenset(states | looked), set_back=True)
+        looked = {s.put(d, d._replace(commit="looked")) for s in states for d in s.drivers if d.commit == "done"}
+        return self._replace(states=frozenset(states | looked))
 
     # ---- what to show
 
@@ -424,14 +418,16 @@ class Traces:
 
     def __init__(self, protocol: Observed | None = None) -> None:
         self._protocol = protocol or Observed()
+        self._without = Observed(lacks="finished")
         self._nodes: list[Possible] = []
         self._numbers: dict[Possible, int] = {}
         self._after: dict[tuple[int, Event], int] = {}
         self.replayed = self.observations = 0
 
-    def replay(self, events: Iterable[Event], *, transactions: bool, documents: bool) -> None:
-        """Replay one history. Raises `Refused`."""
-        at = self._number(Possible(self._protocol, frozenset([State()]), transactions, documents))
+    def replay(self, events: Iterable[Event], *, transactions: bool, documents: bool, finishes: bool = True) -> None:
+        """Replay one history; ``finishes``: whether its target repeats a commit that it has lost. Raises `Refused`."""
+        protocol = self._protocol if finishes else self._without
+        at = self._number(Possible(protocol, frozenset([State()]), transactions, documents))
         shown: list[Event] = []
         self.replayed += 1
         for event in events:
@@ -446,7 +442,7 @@ class Traces:
             name, *details = event
             possible = before if before.over else getattr(before, name)(*details)
             if not possible.states:
-                raise Refused(_refusal(before, shown))
+                raise Refused(event, _refusal(before, shown))
             after = self._after[at, event] = self._number(possible.closed())
         return after
 
