@@ -23,7 +23,7 @@ LINES: Final = {
     "kafka": 7900,
     "postgres": 7500,
     "protocol": 5200,
-    "sink": 1510,
+    "sink": 1530,
     "spark": 4600,
     "testing": 1100,
 }

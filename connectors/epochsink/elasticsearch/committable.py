@@ -6,11 +6,12 @@ The record of an epoch names its index, because a restart with other options mus
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from epochsink.errors import LedgerCorrupt
 from epochsink.sink import Committable
+from epochsink.sink.values import fields_of
 
 VERSION: Final = 1
 
@@ -32,7 +33,7 @@ class WrittenTask:
 
     def to_json(self) -> Committable:
         """Return the committable of `SinkWriter.prepare`."""
-        return {"version": VERSION, **asdict(self), "indices": list(self.indices)}
+        return {"version": VERSION, **fields_of(self), "indices": list(self.indices)}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
@@ -68,7 +69,7 @@ class SpooledEpoch:
     def to_json(self) -> Committable:
         """Return the part for the ledger."""
         lists = {"tasks": list(self.tasks), "indices": _listed(self.indices), "stream": _listed(self.stream)}
-        return {"version": VERSION, **asdict(self), **lists}
+        return {"version": VERSION, **fields_of(self), **lists}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:

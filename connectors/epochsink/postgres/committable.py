@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 from psycopg import sql
@@ -13,6 +13,7 @@ from epochsink.identity import PreparedName
 from epochsink.postgres.config import AGGREGATES
 from epochsink.postgres.place import Place
 from epochsink.sink import Committable
+from epochsink.sink.values import fields_of
 
 VERSION: Final = 1
 WHOLE: Final = "all"
@@ -56,7 +57,7 @@ class Merge:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return asdict(self) | {"target": list(self.target), "key": list(self.key)}
+        return fields_of(self) | {"target": list(self.target), "key": list(self.key)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -126,7 +127,7 @@ class Part:
     def to_json(self) -> Committable:
         """Return it as JSON values."""
         members = {
-            name: asdict(member) | {"tasks": list(member.tasks), "merge": member.merge.to_json()}
+            name: fields_of(member) | {"tasks": list(member.tasks), "merge": member.merge.to_json()}
             for name, member in self.members.items()
         }
         place = self.place.to_json() if self.place is not None else None

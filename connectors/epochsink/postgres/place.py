@@ -12,10 +12,11 @@ and a standby is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from epochsink.errors import WentBack
+from epochsink.sink.values import fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Place:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return asdict(self)
+        return fields_of(self)
 
     def require(self, recorded: Place | None, table: object, done: int, pending: int | None = None) -> None:
         """Raise `WentBack` unless this is where ``recorded``, of the newest epoch, was.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
 
@@ -41,8 +42,23 @@ class Identity:
 
 def identity_key(identity: Identity) -> str:
     """Return 20 hex digits that stand for (query id, sink name) in names that a sink gives in its target."""
-    text = f"{identity.query_id}\x00{identity.sink}".encode()
-    return hashlib.sha256(text).hexdigest()[:20]
+    return _key_of(identity.query_id, identity.sink)
+
+
+@lru_cache(1024)
+def _key_of(query_id: str, sink: str) -> str:
+    return hashlib.sha256(f"{query_id}\x00{sink}".encode()).hexdigest()[:20]
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a frozen dataclass by name: `dataclasses.asdict` would copy what they hold, at any depth."""
+    names = _field_names(type(value))  # type: ignore[arg-type] # a class can be hashed
+    return {name: getattr(value, name) for name in names}
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
 
 
 @dataclass(frozen=True, slots=True)
