@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink import retry
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.protocol import ledger, ledger_entries, progress_tracker
 from epochsink.protocol.ledger_entries import Entry, decode
 from epochsink.retry import Result, RetryPolicy
@@ -33,6 +34,22 @@ class Decoded(dict[bytes, Entry]):
             self.clear()
         self[data] = entry = decode(data)
         return entry
+
+
+class Parsed:
+    """What a parser makes of values that never change, such as the parts in a ledger: of each once."""
+
+    def __init__(self, parse: Callable[[Any], Any]) -> None:
+        self._parse = parse
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """Return it."""
+        known = self._known.get(id(value))
+        if known is None:
+            # the value as well: while it is here, nothing else has its id
+            known = self._known[id(value)] = value, self._parse(value)
+        return known[1]
 
 
 DECODED: Final = Decoded()
@@ -59,6 +76,7 @@ class Repeating(RetryPolicy):
 def determined(look_at_clock: Callable[[], int]) -> Iterator[None]:
     """Make every uuid4 the next number, have ledgers look at a clock of the simulation's, and stop all others."""
     numbers = count(1)
+    parsed = Parsed(KafkaCommittable.from_json)
     fixed: list[tuple[Any, str, Any]] = [
         (uuid, "uuid4", lambda: SimpleNamespace(hex=f"{next(numbers):032x}")),
         (ledger, "_clock", look_at_clock),
@@ -66,6 +84,7 @@ def determined(look_at_clock: Callable[[], int]) -> Iterator[None]:
         (ledger_entries, "time", STILL),
         (progress_tracker, "time", STILL),
         (retry, "RetryPolicy", Repeating),
+        (KafkaCommittable, "from_json", parsed),
     ]
     real = [getattr(module, name) for module, name, _ in fixed]
     for module, name, value in fixed:

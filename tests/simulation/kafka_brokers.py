@@ -42,6 +42,10 @@ _CRC_AT, _COVERED_FROM = 17, 21
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20
 _CONTROL_KEY: Final = struct.Struct(">7xh")
 
+# in a tuple, members are compared by identity: to hash one takes ten times as long, and each request looks for them
+_ENDING: Final = tuple(ENDING)
+_OPEN: Final = (ONGOING, *_ENDING)
+
 parsed_id = lru_cache(4096)(TransactionalId.parse)
 
 
@@ -153,12 +157,12 @@ class Brokers:
 
     def write_ends(self, most: int = 1) -> None:
         """Go on with what is decided."""
-        for name, each in list(self.ids.items()):
+        for name, each in [(name, each) for name, each in self.ids.items() if each.state in _ENDING]:
             for _ in range(most):
                 if not self.ids[name].left:
                     break
                 self._write_end(name)
-            if each.state in ENDING and not self.ids[name].left:
+            if not self.ids[name].left:
                 self.ids[name] = self.ids[name]._replace(state=COMPLETE[each.state], partitions=(), offsets=())
 
     def finish(self) -> None:
@@ -222,7 +226,7 @@ class Brokers:
             if had is not None:
                 self.is_fenced_off(LETTER, name, each.epoch)
             return CONCURRENT, -1, -1
-        if each.state in ENDING:
+        if each.state in _ENDING:
             return CONCURRENT, -1, -1
         if had is not None and had[1] != each.epoch and not again:
             return INVALID_PRODUCER_EPOCH, -1, -1
@@ -242,7 +246,7 @@ class Brokers:
                 self.readers.before_commit(LETTER)
             self._decide(name, each, commit=commit)
             return OK
-        if each.state in ENDING:
+        if each.state in _ENDING:
             return CONCURRENT if each.state is PREPARED[commit] else INVALID_TXN_STATE
         return OK if each.state is COMPLETE[PREPARED[commit]] else INVALID_TXN_STATE
 
@@ -264,7 +268,7 @@ class Brokers:
             return UNKNOWN_MAPPING
         if each.epoch != epoch:
             return INVALID_PRODUCER_EPOCH
-        if each.state in ENDING:
+        if each.state in _ENDING:
             return CONCURRENT
         joined = each.partitions if each.state is ONGOING else ()
         self.ids[name] = each._replace(state=ONGOING, partitions=tuple(sorted({*joined, *partitions})))
@@ -334,7 +338,7 @@ class Brokers:
         doubtful = {
             topic
             for each in self.ids.values()
-            if each.state is ONGOING or each.state in ENDING
+            if each.state in _OPEN
             for owner, topic, _ in each.offsets
             if owner == group
         }

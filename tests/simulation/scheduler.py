@@ -128,9 +128,11 @@ class Scheduler:
         # a dead one: its threads are being killed
         if process is None or process.dead or self._burst or not self._turns_left:
             return False
-        ready = [(process, one) for one in process.threads if one is thread or self._is_ready(one)]
-        if len(ready) > 1 and self._next_of(ready, self._turn + 1)[1] is not thread:
-            return False
+        # the one that goes first needs no look at the other
+        if thread.name != AHEAD[self.schedule]:
+            ready = [(process, one) for one in process.threads if one is thread or self._is_ready(one)]
+            if len(ready) > 1 and self._next_of(ready, self._turn + 1)[1] is not thread:
+                return False
         self._turn += 1
         self._turns_left -= 1
         return True
