@@ -7,8 +7,9 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
-from elasticsearch_requests import SmallRequests
+from elasticsearch_requests import OneByOne, SmallRequests
 from elasticsearch_rig import SCHEMA, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
@@ -176,4 +177,36 @@ def test_serverless_takes_an_index_without_settings_of_its_own(options: dict[str
     assert check(options, behave) == []
     with closing(Rig.joining(SmallRequests(**options))) as rig:
         rig.apply(0, [rendered(ROWS)])
+        assert rig.stored() == dict(ROWS)
+
+
+def test_an_error_leaves_the_document_out(options: dict[str, Any]) -> None:
+    """The server refuses a field that is named twice, and would quote the document up to there."""
+    twice = '{"card":"4111","n":1,"n":2}'
+    letters: dict[str, Any] = {"on_rejected": "dead_letter", "dead_letter_index": f"{options['index']}_dead"}
+    with closing(Rig.joining(SmallRequests(**options, **letters))) as rig:
+        rig.apply(0, [pa.RecordBatch.from_pydict({"id": pa.array(['"_id":"a"}']), "source": pa.array([twice])})])
+        (letter,) = rig.stored(rig.sink.dead_letter_index).values()
+        with closing(connect(rig.sink)) as client:
+            body = f'{{"index":{{"_id":"a"}}}}\n{twice}\n'.encode()
+            (quoted,) = client.bulk(index=rig.sink.index, operations=[body])["items"]  # type: ignore[list-item]
+    assert "Duplicate field 'n'" in letter["reason"]
+    assert "4111" in json.dumps(quoted)
+    assert "4111" not in letter["reason"]
+
+
+def test_an_older_server_takes_the_same_requests_without_the_parameter_that_it_does_not_know(
+    options: dict[str, Any],
+) -> None:
+    unknown = "include_source_on_error"
+
+    def behave(seen: Seen) -> Answer | None:
+        return error(400, "illegal_argument_exception") if unknown in seen.path else None
+
+    with Proxy(options["hosts"], behave) as proxy, closing(Rig.joining(OneByOne(**options))) as rig:
+        prepared = rig.prepare(0, [rendered(ROWS)])
+        with closing(Rig(OneByOne(**{**options, "hosts": proxy.url}), rig.identity)) as older:
+            assert older.commit(prepared).outcome is Outcome.COMMITTED
+        assert [unknown in seen.path for seen in proxy.bulks[:3]] == [True, False, False]
+        assert not any(unknown in seen.path for seen in proxy.bulks[1:])
         assert rig.stored() == dict(ROWS)
