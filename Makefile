@@ -55,13 +55,13 @@ PROOFS := simulation kills connect options requests pairs mutants soak scoreboar
 CHOSEN := $(subst $(comma), ,$(ONLY))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all on-elasticsearch9 on-versions on-containers on-containers-round on-programs lint format docs bench prove release lock clean
+.PHONY: help venv demo test test-all on-elasticsearch9 on-versions on-containers on-containers-round on-programs on-yarn lint format docs bench prove release lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 	@echo
 	@echo "make test ON=versions             the wheel on the oldest and newest that it allows (VERSIONS=4.1); or ON=elasticsearch9,"
-	@echo "                                  containers, containers-round, programs (Chromium, Prometheus, MariaDB)"
+	@echo "                                  containers, containers-round, programs (Chromium, Prometheus, MariaDB), yarn"
 	@echo "make bench ONLY=kafka,epoch       of $(BENCHMARKS) experiments;"
 	@echo "                                  OLD=other/connectors for against and epoch, MINUTES=10 for outage, ARGS= for the program"
 	@echo "make prove ONLY=kills,soak        of $(PROOFS);"
@@ -128,6 +128,11 @@ on-containers-round: $(STAMP)
 # the pages of demo and report in Chromium, alerts and dashboard in Prometheus, an example on MariaDB: installs them from Debian's packages
 on-programs: $(STAMP)
 	@tests/instruments/programs/round $(RUN)/python
+
+# a pipeline on YARN, whose executors are killed, EPOCHSINK_KILLS= of them
+on-yarn: $(STAMP)
+	@$(RUN)/epochsink services fetch kafka postgres elasticsearch hdfs
+	$(RUN)/pytest -n 0 -rP -p no:cacheprovider tests/instruments/yarn
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(RUN)/ruff check .

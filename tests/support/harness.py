@@ -159,14 +159,17 @@ class Harness:
             run=self._run,
             driver=driver,
             history=str(self.log.folder),
-            checkpoint=str(self.folder / checkpoint),
             bootstrap_servers=self._servers,
             topic=self._topic,
             attempts=attempts,
             tasks=tasks,
             jvm_options=jvm_options(),
             workload=asdict(self._workload),
-            **{**self._spec, "settings": {**self._spec.get("settings", {}), **(settings or {})}},
+            **{
+                "checkpoint": str(self.folder / checkpoint),
+                **self._spec,
+                "settings": {**self._spec.get("settings", {}), **(settings or {})},
+            },
         )
         armed = {"EPOCHSINK_FAILPOINT": crash, "EPOCHSINK_FAILPOINT_ONCE": once} if crash else {}
         if stop:

@@ -19,7 +19,7 @@ LINES: Final = {
     "cli": 3000,
     "elasticsearch": 6400,
     "epochsink": 1190,
-    "epochsink_devkit": 7800,
+    "epochsink_devkit": 8100,
     "kafka": 7900,
     "postgres": 7500,
     "protocol": 5200,

@@ -6,32 +6,16 @@ import shlex
 import subprocess
 from pathlib import Path
 from typing import Final
-from xml.sax.saxutils import escape
-
-import pyspark
 
 from epochsink.errors import ServiceError
 from epochsink_devkit.services import versions
-from epochsink_devkit.services.artifacts import fetch
-from epochsink_devkit.services.java import LIGHTLY, java
+from epochsink_devkit.services.hadoop import daemon, write_site
 from epochsink_devkit.services.local import LocalService
 from epochsink_devkit.services.ports import LOOPBACK, free_port
 
-HEAP: Final = "256m"
 _NAME_NODE: Final = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATA_NODE: Final = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _READY: Final = "BLOCK* registerDatanode"
-_LOGGING: Final = """\
-status = error
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = [%d] %p %m (%c)%n
-rootLogger.level = info
-rootLogger.appenderRef.out.ref = out
-"""
-# PySpark ships Hadoop's client jars, and the daemons run on their classes.
-_SHIPPED: Final = ("hadoop-client-*.jar", "slf4j-api-*.jar", "log4j-*.jar", "jcl-over-slf4j-*.jar")
 # The nodes need a folder of web pages, and exit without a message if it is missing.
 _WEB_PAGES: Final = ("hdfs", "datanode", "static")
 
@@ -68,10 +52,15 @@ class LocalHdfs(LocalService):
         """The settings that a Spark session needs. On a real cluster they come from hdfs-site.xml."""
         return {"spark.hadoop.dfs.namenode.http-address": f"{LOOPBACK}:{self.web_port}"}
 
+    @property
+    def settings_folder(self) -> Path:
+        """The folder with hdfs-site.xml and core-site.xml, which clients may use as HADOOP_CONF_DIR."""
+        return self.home / "classes"
+
     def _prepare(self) -> None:
         self._choose_port()
         for pages in _WEB_PAGES:
-            (self.home / "classes" / "webapps" / pages).mkdir(parents=True, exist_ok=True)
+            (self.settings_folder / "webapps" / pages).mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
             [*self._node(_NAME_NODE), "-format", "-force"],
             capture_output=True,
@@ -96,12 +85,10 @@ class LocalHdfs(LocalService):
         return _READY in self._log_of_this_start()
 
     def _node(self, main: str) -> list[str]:
-        classes = self.home / "classes"
-        (classes / "log4j2.properties").write_text(_LOGGING)
-        self._write_site(classes / "hdfs-site.xml", self._properties())
-        self._write_site(classes / "core-site.xml", {"fs.defaultFS": self.url})
-        class_path = ":".join(map(str, [classes, *self._jars()]))
-        return [java(), LIGHTLY, f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-cp", class_path, main]
+        classes = self.settings_folder
+        write_site(classes / "hdfs-site.xml", self._properties())
+        write_site(classes / "core-site.xml", {"fs.defaultFS": self.url})
+        return daemon(main, classes, versions.hdfs_bundle())
 
     def _properties(self) -> dict[str, str]:
         defaults: dict[str, str | int | bool] = {
@@ -118,16 +105,3 @@ class LocalHdfs(LocalService):
             "dfs.namenode.safemode.extension": 0,
         }
         return {name: self._with_port(value) for name, value in {**defaults, **self.settings}.items()}
-
-    @staticmethod
-    def _write_site(path: Path, properties: dict[str, str]) -> None:
-        lines = (
-            f"<property><name>{escape(name)}</name><value>{escape(value)}</value></property>\n"
-            for name, value in properties.items()
-        )
-        path.write_text(f"<configuration>\n{''.join(lines)}</configuration>\n")
-
-    def _jars(self) -> list[Path]:
-        shipped = Path(pyspark.__file__).parent / "jars"
-        jars = [jar for pattern in _SHIPPED for jar in shipped.glob(pattern)]
-        return [*fetch(versions.hdfs_bundle()).glob("*.jar"), *jars]

@@ -229,3 +229,7 @@ def hdfs_bundle() -> Bundle:
         ),
         exclude_modules=("hadoop-client-api", "hadoop-client-runtime", "junit", "mockito-core"),
     )
+
+
+YARN_BUNDLE = Bundle("yarn", (Artifact("org.bouncycastle", "bcpkix-jdk18on", "1.78.1"),))
+"""What YARN's daemons need beside HDFS's jars, which hold both."""
