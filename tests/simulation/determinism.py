@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from epochsink import retry
 from epochsink.kafka.committable import KafkaCommittable
+from epochsink.postgres.server import Server
 from epochsink.protocol import ledger, ledger_entries, progress_tracker
 from epochsink.protocol.ledger_entries import Entry, decode
 from epochsink.retry import Result, RetryPolicy
@@ -53,6 +54,8 @@ class Parsed:
 
 
 DECODED: Final = Decoded()
+SERVERS: Final = Parsed(Server.of)
+"""Plans have the same few configurations."""
 TURNS: Final = 3
 
 
@@ -85,6 +88,7 @@ def determined(look_at_clock: Callable[[], int]) -> Iterator[None]:
         (progress_tracker, "time", STILL),
         (retry, "RetryPolicy", Repeating),
         (KafkaCommittable, "from_json", parsed),
+        (Server, "of", SERVERS),
     ]
     real = [getattr(module, name) for module, name, _ in fixed]
     for module, name, value in fixed:
