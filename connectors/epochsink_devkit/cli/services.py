@@ -30,7 +30,7 @@ from epochsink_devkit.services.service import Service
 from epochsink_devkit.services.state import Group, ProcessId, RunningServices, ServiceRecord
 
 app = typer.Typer(
-    help="Kafka, PostgreSQL and Elasticsearch on free loopback ports, without Docker or with it.",
+    help="Kafka, PostgreSQL, Elasticsearch and others on free loopback ports, without Docker or with it.",
     no_args_is_help=True,
     add_completion=False,
 )

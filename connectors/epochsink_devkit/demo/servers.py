@@ -15,7 +15,7 @@ from epochsink_devkit.demo.index import ElasticsearchIndex
 from epochsink_devkit.demo.table import PostgresTable, UpsertedTable
 from epochsink_devkit.demo.topic import KafkaTopic
 from epochsink_devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
-from epochsink_devkit.services.kinds import ServiceKind, prefetch
+from epochsink_devkit.services.kinds import SINKS, ServiceKind, prefetch
 
 JDBC_DRIVER = "org.postgresql.Driver"
 
@@ -92,7 +92,7 @@ class OwnServers(Servers):
 
     def __init__(self, *, quick: bool = False) -> None:
         self.quick = quick
-        prefetch([ServiceKind.KAFKA, ServiceKind.POSTGRES] if quick else list(ServiceKind))
+        prefetch([ServiceKind.KAFKA, ServiceKind.POSTGRES] if quick else list(SINKS))
         self._kafka = LocalKafka(short_lived=True)
         self._postgres = LocalPostgres()
         self._elasticsearch = None if quick else LocalElasticsearch(short_lived=True)

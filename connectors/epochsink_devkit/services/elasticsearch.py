@@ -49,18 +49,19 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
     _transport_port: int | None = None
 
     @functools.cached_property
-    def _release(self) -> versions.ElasticsearchRelease:
+    def release(self) -> versions.ElasticsearchRelease:
+        """The server's version, and what it needs."""
         return versions.elasticsearch()
 
     @property
     def version(self) -> str:
-        return self._release.version
+        return self.release.version
 
     def _program(self) -> str:
-        return java(self._release.java_minimum, self._release.java_newest)
+        return java(self.release.java_minimum, self.release.java_newest)
 
     def _jars(self) -> list[Path]:
-        return [*fetch(self._release.bundle).glob("*.jar"), _py4j_jar()]
+        return [*fetch(self.release.bundle).glob("*.jar"), py4j_jar()]
 
     def _prepare(self) -> None:
         self.data.mkdir()
@@ -69,7 +70,10 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
         (config / "log4j2.properties").write_text(_LOGGING)
         (self.home / "plugins").mkdir(exist_ok=True)
         (self.home / "lib").mkdir(exist_ok=True)
-        install_http_module(self._release, self.home / "modules" / "transport-netty4")
+        self._install_http_module(self.home / "modules" / "transport-netty4")
+
+    def _install_http_module(self, module: Path) -> None:
+        install_http_module(self.release, module)
 
     def node_settings(self) -> dict[str, str]:
         """Return the node settings of the next start: the defaults, overridden by `settings`."""
@@ -93,19 +97,24 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
 
     def _command(self) -> list[str]:
         return [
-            *(*self._jvm(), "-Xms512m", f"-Xmx{HEAP}", *self._release.java_options),
+            *(*self._jvm(), "-Xms512m", f"-Xmx{HEAP}", *self.release.java_options),
             *("-Des.networkaddress.cache.ttl=60", "-Dlog4j2.disable.jmx=true"),
             "-Dlog4j.shutdownHookEnabled=false",  # else the log closes before the node does
-            *("-p", str(fetch(self._release.bundle)), "--add-modules", "ALL-MODULE-PATH"),
-            *("--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"),
+            *self._class_path(),
             # The gateway chooses a free port and a token and prints both as the first lines of the log. It listens on
             # loopback only.
-            *("-cp", str(_py4j_jar()), "py4j.GatewayServer", "--enable-auth", "0"),
+            *("py4j.GatewayServer", "--enable-auth", "0"),
         ]
+
+    def _class_path(self) -> list[str]:
+        modules = ["-p", str(fetch(self.release.bundle)), "--add-modules", "ALL-MODULE-PATH"]
+        exports = ["--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"]
+        return [*modules, *exports, "-cp", str(py4j_jar())]
 
     def _after_spawn(self, deadline: float) -> None:
         port, token = self._gateway(deadline)
         order = {"port": port, "token": token, "home": str(self.home), "settings": self.node_settings()}
+        order["product"] = self.name
         boot = [sys.executable, "-W", "ignore", "-m", "epochsink_devkit.services.elasticsearch_boot"]
         try:
             done = subprocess.run(
@@ -119,18 +128,16 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
             )
         except subprocess.TimeoutExpired:
             raise ServiceError(
-                f"elasticsearch did not boot within {self.startup_timeout:.0f} s; the end of its log:\n{self._tail()}"
+                f"{self.name} did not boot within {self.startup_timeout:.0f} s; the end of its log:\n{self._tail()}"
             ) from None
         if done.returncode != 0:
-            raise ServiceError(
-                f"elasticsearch did not boot: {done.stderr.strip()}\nthe end of its log:\n{self._tail()}"
-            )
+            raise ServiceError(f"{self.name} did not boot: {done.stderr.strip()}\nthe end of its log:\n{self._tail()}")
 
     def _gateway(self, deadline: float) -> tuple[int, str]:
         while not (match := _GATEWAY_ANSWER.match(self._log_of_this_start() if self.log_path.exists() else "")):
             self._check_alive()
             if time.monotonic() > deadline:
-                raise ServiceError(f"elasticsearch's JVM did not start; the end of its log:\n{self._tail()}")
+                raise ServiceError(f"{self.name}'s JVM did not start; the end of its log:\n{self._tail()}")
             time.sleep(0.05)
         return int(match[1]), match[2]
 
@@ -140,11 +147,7 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
 
 def install_http_module(release: versions.ElasticsearchRelease, module: Path) -> None:
     """Fill the folder of the HTTP transport module."""
-    module.mkdir(parents=True, exist_ok=True)
-    server = {jar.name for jar in fetch(release.bundle).glob("*.jar")}
-    for jar in fetch(release.http_bundle).glob("*.jar"):
-        if jar.name not in server:  # a module must not contain jars of the server
-            shutil.copy(jar, module)
+    copy_http_module(release, module)
     main = module / release.http_bundle.artifacts[0].file_name
     with zipfile.ZipFile(main) as packed:
         for entry in packed.namelist():
@@ -152,7 +155,17 @@ def install_http_module(release: versions.ElasticsearchRelease, module: Path) ->
                 (module / Path(entry).name).write_bytes(packed.read(entry))
 
 
-def _py4j_jar() -> Path:
+def copy_http_module(release: versions.ElasticsearchRelease, module: Path) -> None:
+    """Copy the jars of the HTTP transport module that the server lacks."""
+    module.mkdir(parents=True, exist_ok=True)
+    server = {jar.name for jar in fetch(release.bundle).glob("*.jar")}
+    for jar in fetch(release.http_bundle).glob("*.jar"):
+        if jar.name not in server:  # a module must not contain jars of the server
+            shutil.copy(jar, module)
+
+
+def py4j_jar() -> Path:
+    """Return the jar of the gateway server."""
     jars = sorted((Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar"))
     if not jars:
         raise ServiceError("PySpark has no py4j-*.jar in its jars folder", hint="install pyspark from its wheel")

@@ -1,6 +1,6 @@
-"""Tell the JVM of Elasticsearch, through its py4j gateway, to start the node; run once per start.
+"""Tell the JVM of Elasticsearch or OpenSearch, through its py4j gateway, to start the node; run once per start.
 
-Reads one JSON object from standard input: `port` and `token` of the gateway, `home`, `settings`.
+Reads one JSON object from standard input: `port` and `token` of the gateway, `home`, `settings`, and `product`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from py4j.java_gateway import GatewayParameters, JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
 
 
-def boot(jvm: Any, home: Path, settings: dict[str, str]) -> None:
+def boot(jvm: Any, home: Path, settings: dict[str, str], product: str = "elasticsearch") -> None:
     """Start a node with these settings. It shuts down in order when the JVM gets SIGTERM."""
-    es = jvm.org.elasticsearch
+    es = getattr(jvm.org, product)
     node_settings = es.common.settings.Settings.builder()
     for name, value in settings.items():
         node_settings.put(name, value)
-    jvm.java.lang.System.setProperty("es.path.home", str(home))
+    jvm.java.lang.System.setProperty(f"{'es' if product == 'elasticsearch' else product}.path.home", str(home))
     environment = es.env.Environment(node_settings.build(), _path(jvm, home / "config"))
     es.common.logging.LogConfigurator.setNodeName(settings["node.name"])
-    es.common.logging.LogConfigurator.configure(environment, True)  # noqa: FBT003 - a Java method
-    node = es.node.Node(environment, _plugins(jvm, environment))
+    if product == "elasticsearch":
+        es.common.logging.LogConfigurator.configure(environment, True)  # noqa: FBT003 - a Java method
+        node = es.node.Node(environment, _plugins(jvm, environment))
+    else:
+        es.common.logging.LogConfigurator.configure(environment)
+        node = es.node.Node(environment)
     _close_at_exit(jvm, node)
     node.start()
 
@@ -62,7 +66,7 @@ def main() -> None:
         gateway_parameters=GatewayParameters(port=order["port"], auth_token=order["token"], auto_convert=True)
     )
     try:
-        boot(gateway.jvm, Path(order["home"]), order["settings"])
+        boot(gateway.jvm, Path(order["home"]), order["settings"], order.get("product", "elasticsearch"))
     except Py4JJavaError as error:
         sys.exit(str(error.java_exception))
     except Py4JError as error:

@@ -11,6 +11,7 @@ from epochsink_devkit.services import (
     LocalElasticsearch,
     LocalHdfs,
     LocalKafka,
+    LocalOpenSearch,
     LocalPostgres,
     LocalRegistry,
     LocalS3,
@@ -28,6 +29,7 @@ class ServiceKind(StrEnum):
     KAFKA = "kafka"
     POSTGRES = "postgres"
     ELASTICSEARCH = "elasticsearch"
+    OPENSEARCH = "opensearch"
     HDFS = "hdfs"
     S3 = "s3"
     REGISTRY = "registry"
@@ -43,6 +45,7 @@ def make(kind: ServiceKind, *, docker: bool) -> Service:
         ServiceKind.KAFKA: LocalKafka,
         ServiceKind.POSTGRES: LocalPostgres,
         ServiceKind.ELASTICSEARCH: LocalElasticsearch,
+        ServiceKind.OPENSEARCH: LocalOpenSearch,
         ServiceKind.HDFS: LocalHdfs,
         ServiceKind.S3: LocalS3,
         ServiceKind.REGISTRY: LocalRegistry,
@@ -93,8 +96,8 @@ def _bundles(kind: ServiceKind) -> list[versions.Bundle]:
             return [versions.KAFKA_BUNDLE]
         case ServiceKind.POSTGRES:
             return [versions.postgres_bundle()]
-        case ServiceKind.ELASTICSEARCH:
-            release = versions.elasticsearch()
+        case ServiceKind.ELASTICSEARCH | ServiceKind.OPENSEARCH:
+            release = versions.elasticsearch() if kind is ServiceKind.ELASTICSEARCH else LocalOpenSearch().release
             return [release.bundle, release.http_bundle]
         case ServiceKind.HDFS:
             return [versions.hdfs_bundle()]

@@ -189,7 +189,7 @@ class PostgresService(Service):
 
 
 class ElasticsearchService(Service):
-    """A single Elasticsearch node without security."""
+    """A single node of Elasticsearch or OpenSearch, without security."""
 
     name = "elasticsearch"
 

@@ -160,6 +160,64 @@ ELASTICSEARCH = {
 """By major version."""
 
 
+@dataclass(frozen=True)
+class OpenSearchRelease(ElasticsearchRelease):
+    """One version of OpenSearch's server. Every version of its client works with it."""
+
+    loader_sha256: str = ""
+    http_class: str = ""
+    log4j: str = ""
+    log4j_sha256: str = ""
+
+    @property
+    def bundle(self) -> Bundle:
+        """The server's jars, and two that its artifact does not name: the class loader of modules, and the log."""
+        server = Artifact("org.opensearch", "opensearch", self.version, self.sha256)
+        loader = Artifact("org.opensearch", "opensearch-plugin-classloader", self.version, self.loader_sha256)
+        log = Artifact("org.apache.logging.log4j", "log4j-core", self.log4j, self.log4j_sha256)
+        return Bundle(f"opensearch-{self.version}", (server, loader, log))
+
+    @property
+    def http_bundle(self) -> Bundle:
+        """The HTTP transport, likewise."""
+        transport = Artifact("org.opensearch.plugin", "transport-netty4-client", self.version, self.http_sha256)
+        return Bundle(f"opensearch-netty-{self.version}", (transport,))
+
+    @property
+    def image(self) -> Image:
+        """The container's image."""
+        return Image("docker.io/opensearchproject", "opensearch", self.version)
+
+
+OPENSEARCH = {
+    2: OpenSearchRelease(
+        "2.19.6",
+        17,
+        23,
+        ("-Djava.security.manager=allow",),
+        "1befd40f7ef012f38fd03f33777dd03b3fe2c886a3ca454a4ef12395f7d9215b",
+        "5a67524df92c464a8ffd731a4f0a7c16daa09e37a3afc8331557fd14882b9ac9",
+        "66c27b9c63dff32ecae1776a08f4a58081b3f0d442fea84be3825909bb6cc14d",
+        "Netty4Plugin",
+        "2.25.4",
+        "10fee2c0485d54fa44ee75d314f6295508f7b932281873db61a91b88073200e6",
+    ),
+    3: OpenSearchRelease(
+        "3.9.0",
+        21,
+        25,
+        (),
+        "6c80ecc6c88cd3ff66e87f6acb1b56ff8dc606994b475d1528e535ee5f9fa5ff",
+        "fee3a2b1f95b0f4e2d7422b83c9ee39ce272b11f1eb36871181f8f9d71afdb64",
+        "29e34677cb41b42a659fbe3d8304430d30194eea7280a5c94bc96c702e30968b",
+        "Netty4ModulePlugin",
+        "2.25.5",
+        "050c4f85deb48b055e9c041ac39043fbb79ce477841a11a1eb2969c86c6a0072",
+    ),
+}
+"""By major version."""
+
+
 def elasticsearch() -> ElasticsearchRelease:
     """Return the release of the installed client's major version, the only one that the client supports."""
     try:
