@@ -10,6 +10,8 @@ CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) 
 CONTAINER_ROUND ?= examples/test_pipeline.py tests/contract/test_postgres.py tests/contract/test_elasticsearch.py
 # what of Elasticsearch's tests runs with version 9: SELECTED= for all
 SELECTED ?= -m "not thorough"
+# the major version of OpenSearch for them
+OPENSEARCH ?= 2
 VERSIONS ?= oldest newest
 MINUTES ?= 10
 # what the proof's runs have found, a file each
@@ -28,7 +30,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' connectors/epochsink/
 WHEEL := $$(ls -t $(CURDIR)/dist/epochsink-*.whl | head -1)
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # what the tests start
-SERVICES := kafka postgres elasticsearch registry
+SERVICES := kafka postgres elasticsearch opensearch registry
 # which share of the fault plans and of the experiments runs: another one each day
 DAY := $(shell echo $$(( $$(date +%s) / 86400 )))
 INSTRUMENT := PYTHONPATH=tests:tests/support:tests/instruments:tests/instruments/benchmarks $(RUN)/python
@@ -55,12 +57,12 @@ PROOFS := simulation kills connect options requests pairs mutants soak scoreboar
 CHOSEN := $(subst $(comma), ,$(ONLY))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all on-elasticsearch9 on-versions on-containers on-containers-round on-programs on-yarn lint format docs bench prove release lock clean
+.PHONY: help venv demo test test-all on-elasticsearch9 on-opensearch on-versions on-containers on-containers-round on-programs on-yarn lint format docs bench prove release lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 	@echo
-	@echo "make test ON=versions             the wheel on the oldest and newest that it allows (VERSIONS=4.1); or ON=elasticsearch9,"
+	@echo "make test ON=versions             the wheel on the oldest and newest that it allows (VERSIONS=4.1); or ON=elasticsearch9, opensearch,"
 	@echo "                                  containers, containers-round, programs (Chromium, Prometheus, MariaDB), yarn"
 	@echo "make bench ONLY=kafka,epoch       of $(BENCHMARKS) experiments;"
 	@echo "                                  OLD=other/connectors for against and epoch, MINUTES=10 for outage, ARGS= for the program"
@@ -107,6 +109,11 @@ on-elasticsearch9: $(ELASTICSEARCH9)/.installed-from-lock
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/epochsink services fetch
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/python -c 'import elasticsearch as e; assert e.__version__[0] == 9, e.__file__'
 	PYTHONPATH=$(ELASTICSEARCH9) $(PYTEST) $(SELECTED) $(wildcard tests/*/test_elasticsearch*.py)
+
+# what talks to Elasticsearch, and the contract, with OpenSearch in its place, 2.19 or (OPENSEARCH=3) newer
+on-opensearch: $(STAMP)
+	@$(RUN)/epochsink services fetch kafka opensearch
+	EPOCHSINK_TESTS_ON_OPENSEARCH=$(OPENSEARCH) $(PYTEST) $(SELECTED) $(wildcard tests/*/test_elasticsearch*.py)
 
 # the wheel in fresh environments: oldest and newest that pyproject.toml allows (or VERSIONS="4.1 4.2")
 on-versions: $(STAMP)
@@ -199,7 +206,7 @@ lock: ## pin the newest versions that pyproject.toml allows
 		--output-file locks/docs.lock
 	uv pip compile --quiet --group release --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes \
 		--output-file locks/release.lock
-	uv pip compile --quiet --extra spark --extra kafka --extra postgres --extra elasticsearch --resolution lowest-direct --python-version 3.11 \
+	uv pip compile --quiet --extra spark --extra kafka --extra postgres --extra elasticsearch --extra opensearch --resolution lowest-direct --python-version 3.11 \
 		--no-header --no-annotate --no-emit-index-url --output-file locks/versions-oldest.lock pyproject.toml
 
 clean: ## remove the virtual environment and what was built

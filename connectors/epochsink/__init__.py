@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         WentBack,
     )
     from epochsink.kafka import Avro, Kafka, NewTopic
+    from epochsink.opensearch import OpenSearch
     from epochsink.postgres import Postgres
     from epochsink.protocol.progress import EpochProgress, QueryProgress, SinkProgress
     from epochsink.sink import Sink
@@ -43,6 +44,7 @@ __all__ = [
     "LedgerCorrupt",
     "LogIncomplete",
     "NewTopic",
+    "OpenSearch",
     "OutcomeUnknown",
     "Postgres",
     "PrepareFailed",
@@ -64,6 +66,7 @@ _HOMES = {
     "ExactlyOnce": "spark.exactly_once",
     "Kafka": "kafka",
     "NewTopic": "kafka",
+    "OpenSearch": "opensearch",
     "Postgres": "postgres",
     "QueryProgress": "protocol.progress",
     "Sink": "sink",

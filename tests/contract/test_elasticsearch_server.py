@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import elasticsearch
 import pytest
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.errors import RequestRefused, error_type
 from epochsink.elasticsearch.server import DocumentPlace, ElasticsearchServer, Page, StoredDocument
 from simulation.memory_elasticsearch import Cluster
 from simulation.search_server import MemoryServer
@@ -45,9 +45,8 @@ class Asked:
         """Return the answer to a request, or the error."""
         try:
             return self._plain(request(self))
-        except elasticsearch.ApiError as error:
-            body: Any = error.body
-            return type(error).__name__, error.status_code, body["error"]["type"]
+        except RequestRefused as error:
+            return error.name, error.status_code, error_type(error)
 
     def write(self, name: str, source: Mapping[str, Any], over: int | None = None) -> DocumentPlace | None:
         """Write a document over the place that the write of that number has returned."""

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import elasticsearch as vendor
 import pyarrow as pa
 import pytest
 from elasticsearch_rig import Rig, keyless, rendered
@@ -20,7 +19,7 @@ from http_proxy import Answer, Proxy, Seen
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.dead_letter import decoded, forget_other_runs
-from epochsink.elasticsearch.errors import NotServed, UnfitIndex
+from epochsink.elasticsearch.errors import NotServed, RequestRefused, UnfitIndex
 from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import marker_document
@@ -30,6 +29,7 @@ from epochsink.sink.letter_row import encode_row
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import elasticsearch as vendor
     from elasticsearch_rig import Document, Prepared
     from fix_services import FreshName
 
@@ -305,7 +305,7 @@ def test_letters_of_which_a_shard_is_not_available_are_an_error_and_not_fewer(
             for ask in (letters.count, letters.retry, letters.drop, lambda _: read(rig)):
                 with pytest.raises(PrepareFailed):
                     ask(ALL)
-            with pytest.raises((NotServed, vendor.ApiError)):
+            with pytest.raises((NotServed, RequestRefused)):
                 forget_other_runs(ElasticsearchServer(through), dead, rig.identity, prepared.epoch, run="", timeout=10)
             proxy.behave = lambda _: None
             assert letters.count(ALL) == 1

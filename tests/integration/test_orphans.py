@@ -255,7 +255,6 @@ def test_a_clients_options_come_from_a_file(tmp_path: Path, monkeypatch: pytest.
     assert "security.protocol" in said(refused)
     assert refused.exit_code == 1
     monkeypatch.setitem(sys.modules, "elasticsearch", None)
-    monkeypatch.delitem(sys.modules, "epochsink.elasticsearch.remnants", raising=False)
     assert 'pip install "epochsink[elasticsearch]"' in said(orphans("--hosts", "http://localhost"))
 
 

@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-import elasticsearch
-from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
-
+from epochsink.elasticsearch.errors import RequestRefused
 from epochsink.elasticsearch.server import DocumentPlace, Page, StoredDocument
 
 Json = Mapping[str, Any]
 
-_NODE: Final = NodeConfig("http", "memory", 9200)
 _CONFLICT: Final = 409
 _RESULTS: Final = {
     (False, False): "created",
@@ -263,15 +260,13 @@ def _piped(index: str, fields: Json, pipeline: str) -> dict[str, Any]:
     return {"_index": index, "_id": fields["_id"], "status": 400, "error": error}
 
 
-def refused(status: int, kind: str, reason: str) -> elasticsearch.ApiError:
-    """Return the error of the client for a request that the server refuses."""
-    meta = ApiResponseMeta(status, "1.1", HttpHeaders(), 0.0, _NODE)
+def refused(status: int, kind: str, reason: str) -> RequestRefused:
+    """Return the error for a request that the server refuses."""
     body = {"error": {"type": kind, "reason": reason, "root_cause": []}, "status": status}
-    error = {400: elasticsearch.BadRequestError, 404: elasticsearch.NotFoundError}.get(status, elasticsearch.ApiError)
-    return error(kind, meta, body)
+    return RequestRefused(status, body, {400: "BadRequestError", 404: "NotFoundError"}.get(status, "ApiError"))
 
 
-def missing(index: str) -> elasticsearch.ApiError:
+def missing(index: str) -> RequestRefused:
     """Return the error for an index that does not exist."""
     return refused(404, "index_not_found_exception", f"no such index [{index}]")
 

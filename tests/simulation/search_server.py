@@ -8,8 +8,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elastic_transport import ConnectionTimeout
-
+from epochsink.elasticsearch.errors import NoAnswer
 from epochsink.elasticsearch.server import DocumentPlace, ElasticsearchServer, Page, StoredDocument, Threads
 
 if TYPE_CHECKING:
@@ -86,12 +85,12 @@ class MemoryServer(ElasticsearchServer):
         self._step = step
         self._letter = letter
 
-    def _ask(self, request: str, *given: Any, reads: bool = False, **options: Any) -> Any:
+    def _play(self, request: str, *given: Any, reads: bool = False, **options: Any) -> Any:
         apply = partial(getattr(self._cluster, request), *given, **options)
         try:
             answer = self._step(f"{self._letter} {request}", apply, reads=reads)
         except OSError as error:
-            raise ConnectionTimeout(str(error)) from None
+            raise NoAnswer(str(error)) from None
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -101,28 +100,28 @@ class MemoryServer(ElasticsearchServer):
 
     def read(self, index: str, name: str) -> StoredDocument | None:
         """Return a document."""
-        found: StoredDocument | None = self._ask("read", index, name, reads=True)
+        found: StoredDocument | None = self._play("read", index, name, reads=True)
         return found
 
     def write(self, index: str, name: str, source: Json, *, over: DocumentPlace | None) -> DocumentPlace | None:
         """Write a document on a condition."""
-        place: DocumentPlace | None = self._ask("write", index, name, json.dumps(source), over)
+        place: DocumentPlace | None = self._play("write", index, name, json.dumps(source), over)
         return place
 
     def delete(self, index: str, name: str, *, over: DocumentPlace) -> None:
         """Delete a document on a condition."""
-        self._ask("delete", index, name, over)
+        self._play("delete", index, name, over)
 
     def find(self, index: str | None, names: Iterable[str | Json]) -> list[StoredDocument]:
         """Return the named documents that exist."""
-        found: list[StoredDocument] = self._ask("find", index, list(names), reads=True)
+        found: list[StoredDocument] = self._play("find", index, list(names), reads=True)
         return found
 
     def bulk(
         self, index: str | None, body: bytes, wanted: str, *, refresh: bool = False, pipeline: str | None = None
     ) -> Json:
         """Carry out operations."""
-        answer: Json = self._ask("bulk", index, body, wanted, refresh=refresh, pipeline=pipeline)
+        answer: Json = self._play("bulk", index, body, wanted, refresh=refresh, pipeline=pipeline)
         return answer
 
     def search(
@@ -138,41 +137,41 @@ class MemoryServer(ElasticsearchServer):
     ) -> Page:
         """Return the documents that a query finds."""
         options = {"source": source, "sort": sort, "after": after, "point_in_time": point_in_time}
-        page: Page = self._ask("search", index, query, size, reads=True, **options)
+        page: Page = self._play("search", index, query, size, reads=True, **options)
         return page
 
     def count(self, index: str, query: Json) -> int:
         """Return how many documents a query finds."""
-        return int(self._ask("count", index, query, reads=True))
+        return int(self._play("count", index, query, reads=True))
 
     def highest(self, index: str, field: str) -> int | None:
         """Return the highest value of a field."""
-        value: int | None = self._ask("highest", index, field, reads=True)
+        value: int | None = self._play("highest", index, field, reads=True)
         return value
 
     def versions(self, indices: Sequence[str]) -> Iterator[tuple[str, int]]:
         """Yield ``_id`` and version of every document."""
-        yield from self._ask("versions", indices, reads=True)
+        yield from self._play("versions", indices, reads=True)
 
     def open_point_in_time(self, index: str) -> str:
         """Keep what an index holds now."""
-        return str(self._ask("open_point_in_time", index, reads=True))
+        return str(self._play("open_point_in_time", index, reads=True))
 
     def close_point_in_time(self, name: str) -> None:
         """Keep it no longer."""
-        self._ask("close_point_in_time", name, reads=True)
+        self._play("close_point_in_time", name, reads=True)
 
     def exists(self, index: str) -> bool:
         """Return whether an index exists."""
-        return bool(self._ask("exists", index, reads=True))
+        return bool(self._play("exists", index, reads=True))
 
     def create_index(self, index: str, settings: Json | None, mappings: Json | None) -> bool:
         """Create an index."""
-        return bool(self._ask("create_index", index, settings, mappings))
+        return bool(self._play("create_index", index, settings, mappings))
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
         """Describe indices."""
-        described: dict[str, Any] = self._ask("describe", names, reads=True)
+        described: dict[str, Any] = self._play("describe", names, reads=True)
         return described
 
     def describe_existing(self, name: str) -> dict[str, Any]:
@@ -189,12 +188,12 @@ class MemoryServer(ElasticsearchServer):
 
     def refresh(self, index: str) -> tuple[int, int]:
         """Make documents searchable."""
-        refreshed: tuple[int, int] = self._ask("refresh", index)
+        refreshed: tuple[int, int] = self._play("refresh", index)
         return refreshed
 
     def pipeline(self, name: str) -> Json | None:
         """Return a pipeline that does nothing."""
-        return self._ask("pipelines_of", name, reads=True)  # type: ignore[no-any-return]
+        return self._play("pipelines_of", name, reads=True)  # type: ignore[no-any-return]
 
     def data_nodes(self) -> int | None:
         """Return 1; not a step, as it decides nothing but how many requests are sent at once."""

@@ -71,7 +71,7 @@ class SearchSink:
 
     def committer(self, server: MemoryServer, clock: StepClock) -> ElasticsearchCommitter:
         """Return the driver's part."""
-        return ElasticsearchCommitter({self.letter: self._sink}, server, clock)
+        return ElasticsearchCommitter({self.letter: self._sink}, lambda: server, clock)
 
     def participant(self, members: Mapping[str, Any]) -> Participant:
         """Return what the coordinator or a command asks: a new one each time, as it is closed after that."""

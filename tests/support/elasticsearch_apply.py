@@ -1,7 +1,7 @@
 """A process that applies one recorded epoch from the spool; tests crash it at named points.
 
-Standard input: JSON of the sink's arguments, the identity, the epoch, its part, what is done before it, and the spool's
-folder.
+Standard input: JSON of the sink's kind and arguments, the identity, the epoch, its part, what is done before it, and
+the spool's folder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 
-from elasticsearch_requests import SmallRequests
+import elasticsearch_requests
+import opensearch_requests
 
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity, LastDone
@@ -18,7 +19,8 @@ from epochsink.testing.sink_rig import OneSink
 
 def main() -> None:
     order = json.load(sys.stdin)
-    committer = OneSink.of(SmallRequests(**order["sink"]))
+    module = opensearch_requests if order.get("kind") == "OpenSearch" else elasticsearch_requests
+    committer = OneSink.of(module.SmallRequests(**order["sink"]))
     identity, epoch, part = Identity(**order["identity"]), Epoch(**order["epoch"]), order["part"]
     committer.open(identity)
     rows = Spool(order["spool"]).rows(identity, epoch, part["tasks"])

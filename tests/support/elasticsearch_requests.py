@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
+
+if os.environ.get("EPOCHSINK_TESTS_ON_OPENSEARCH"):
+    import_module("on_opensearch")
+
 from epochsink.elasticsearch import Elasticsearch
 
 

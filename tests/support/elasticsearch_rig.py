@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from epochsink.elasticsearch.connection import connect
 from epochsink.errors import SpoolMissing
 from epochsink.sink import Epoch, Identity, Joining, LastDone, Outcome, Task, Verdict, identity_key, write_all
-from epochsink.testing.sink_rig import OneSink
+from epochsink.testing.sink_rig import OneSink, SinkRig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from epochsink.elasticsearch import Elasticsearch
     from epochsink.sink import Committable, Rows
@@ -74,6 +74,74 @@ def rendered(
 def keyless(documents: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     """Return a record batch of rows without a key."""
     return pa.RecordBatch.from_pydict({"source": sources(documents)})
+
+
+def documents_of(sink: Elasticsearch, index: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return every document of an index by its id."""
+    name = index or sink.index
+    with contextlib.closing(sink.connected()) as server:
+        server.refresh(name)
+        hits = server.search(name, {"match_all": {}}, 10_000).hits
+        assert server.count(name, {"match_all": {}}) == len(hits)
+        return {hit["_id"]: hit["_source"] for hit in hits}
+
+
+class SearchRig(SinkRig):
+    """Append-only documents. What is prepared is the spool, which the coordinator keeps, not the target."""
+
+    loses = False
+
+    sink: Elasticsearch
+
+    def __init__(self, sink: Elasticsearch, folder: Path) -> None:
+        super().__init__(sink, folder)
+
+    def open(self, query: str, generation: int) -> OneSink:
+        opened = WithLedger.of(self.sink, self.name)
+        opened.open(self.identity(query, generation))
+        self._opened.append(opened)
+        return opened
+
+    def batch(self, rows: list[int]) -> pa.RecordBatch:
+        return keyless([{"n": number} for number in rows])
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("n", pa.int64())])
+
+    def visible(self) -> list[int]:
+        with contextlib.closing(self.sink.connected()) as server:
+            if not server.exists(self.sink.index):
+                return []
+        return sorted(document["n"] for document in documents_of(self.sink).values())
+
+    def leftovers(self) -> list[str]:
+        return []
+
+
+class DataStreamRig(SearchRig):
+    """A data stream, which rolls over at each look: what is committed again meets another backing index."""
+
+    def batch(self, rows: list[int]) -> pa.RecordBatch:
+        return keyless([{"n": number, "@timestamp": "2026-11-22T06:30:00Z"} for number in rows])
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("n", pa.int64()), ("@timestamp", pa.timestamp("us", tz="UTC"))])
+
+    def make(self) -> None:
+        """Make the stream by a document that it refuses, as Elasticsearch's development server has no API for that."""
+        name = self.sink.index
+        template = {"settings": {"number_of_replicas": 0}, "mappings": {"properties": {"n": {"type": "long"}}}}
+        described = {"index_patterns": [name], "data_stream": {}, "template": template}
+        self._send("PUT", f"/_index_template/{name}", described)
+        self._send("PUT", f"/{name}/_bulk", b'{"create":{}}\n{"n":"no number"}\n')
+
+    def visible(self) -> list[int]:
+        self._send("POST", f"/{self.sink.index}/_rollover", None)
+        return super().visible()
+
+    def _send(self, method: str, target: str, body: dict[str, Any] | bytes | None) -> None:
+        with contextlib.closing(self.sink.connected()) as server:
+            server.client.request(method, target, body, once=True)
 
 
 def sources(documents: Sequence[dict[str, Any] | None]) -> pa.Array:
@@ -160,13 +228,7 @@ class Rig:
 
     def stored(self, index: str | None = None) -> dict[str, dict[str, Any]]:
         """Every document of the index by its id."""
-        client = connect(self.sink)
-        with contextlib.closing(client):
-            name = index or self.sink.index
-            client.indices.refresh(index=name)
-            found = client.search(index=name, size=10_000)["hits"]
-            assert found["total"]["value"] == len(found["hits"])
-            return {hit["_id"]: hit["_source"] for hit in found["hits"]}
+        return documents_of(self.sink, index)
 
     def close(self) -> None:
         self.committer.close()

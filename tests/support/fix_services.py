@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pytest
 
-from epochsink_devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalRegistry, LocalS3
+from epochsink_devkit.services import (
+    LocalElasticsearch,
+    LocalHdfs,
+    LocalKafka,
+    LocalOpenSearch,
+    LocalPostgres,
+    LocalRegistry,
+    LocalS3,
+)
 from epochsink_devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
 
 if TYPE_CHECKING:
@@ -95,6 +103,13 @@ def postgres(make_postgres: Callable[..., PostgresService]) -> Iterator[Postgres
 def elasticsearch(make_elasticsearch: Callable[..., ElasticsearchService]) -> Iterator[ElasticsearchService]:
     """Return the session's Elasticsearch, started by the first test that asks. Do not stop it: others use it."""
     with make_elasticsearch() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def opensearch() -> Iterator[ElasticsearchService]:
+    """Return the session's OpenSearch, started by the first test that asks. Do not stop it: others use it."""
+    with LocalOpenSearch(short_lived=True) as service:
         yield service
 
 

@@ -8,9 +8,11 @@ foreachBatch: the control experiment, in which the checker has to find duplicate
 from __future__ import annotations
 
 import json
+import os
 import sys
 import uuid
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,9 @@ from epochsink_devkit.demo.connect_server import connect, start_server
 from epochsink_devkit.demo.session import session
 from epochsink_devkit.history import HistoryLog, Workload
 from epochsink_devkit.services import spark_packages
+
+if os.environ.get("EPOCHSINK_TESTS_ON_OPENSEARCH"):
+    import_module("on_opensearch")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,6 +17,7 @@ PAGES = {
     "Kafka": "kafka.md",
     "Postgres": "postgres.md",
     "Elasticsearch": "elasticsearch.md",
+    "OpenSearch": "opensearch.md",
 }
 
 

@@ -6,9 +6,7 @@ import base64
 import hashlib
 import json
 import logging
-import shutil
 import ssl
-import subprocess
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,6 @@ from epochsink.sink import Identity
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CANARY = "canary-91c0"
@@ -149,29 +146,6 @@ def test_something_else_than_elasticsearch_is_named() -> None:
         (finding,) = committer.check(SCHEMA)
         committer.close()
     assert "not Elasticsearch" in finding
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a certificate for 127.0.0.1, signed by itself, with its key in the same file."""
-    program = shutil.which("openssl")
-    assert program is not None, "these tests make a certificate with openssl"
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(path), "-out", f"{path}.crt"]
-    subprocess.run([*command, *subject], check=True, capture_output=True)
-    path.write_bytes(path.read_bytes() + path.with_name("server.pem.crt").read_bytes())
-    return path
-
-
-@pytest.fixture
-def tls_server(certificate: Path) -> Iterator[Proxy]:
-    proxy = Proxy(None, lambda _: NO_MARKER)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    proxy.server.socket = context.wrap_socket(proxy.server.socket, server_side=True)
-    with proxy:
-        yield proxy
 
 
 def test_an_unknown_certificate_is_refused_before_credentials_leave(tls_server: Proxy) -> None:

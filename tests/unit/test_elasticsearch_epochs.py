@@ -16,8 +16,8 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, applied_epochs, bulk_request, deduplicate
 from epochsink.elasticsearch.applied_epochs import EPOCHS, Lookout, Overtaken
-from epochsink.elasticsearch.connection import refresh
-from epochsink.elasticsearch.errors import NotServed
+from epochsink.elasticsearch.errors import NotServed, RequestRefused
+from epochsink.elasticsearch.indices import refresh
 from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import EpochsinkError, OutcomeUnknown, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import claim_document, marker_document
@@ -460,7 +460,7 @@ def test_a_look_that_failed_is_none(node: Node, monkeypatch: pytest.MonkeyPatch)
         node.mark(epoch=5, attempt="f" * 32)
         real = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * applied_epochs.LOOK_EVERY)
-        with pytest.raises(vendor.NotFoundError):
+        with pytest.raises(RequestRefused, match="HTTP 404"):
             lookout.now_and_then()
         with pytest.raises(Overtaken):
             lookout.now_and_then()

@@ -58,6 +58,16 @@ def test_an_alias_is_found_with_its_index() -> None:
             "remove its setting index.lifecycle.rollover_alias",
         ),
         (
+            {
+                "orders-000007": described_as(
+                    aliases=BY_ALIAS,
+                    settings={"index.plugins.index_state_management.rollover_alias": "orders"},
+                )
+            },
+            "rolls over from 'orders-000007'",
+            "remove its setting index.plugins.index_state_management.rollover_alias",
+        ),
+        (
             {"orders": described_as(settings={"index.mode": "time_series"})},
             "makes every _id itself",
             "a standard index",

@@ -31,14 +31,15 @@ MODULES: Final = LIBRARY | modules_of(Path(epochsink_devkit.__file__).parent, f"
 """Those of the library by their name within it, those of the devkit by their full name."""
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
-    DEVKIT: ("cli", "testing", "spark", "kafka", "postgres", "elasticsearch", "protocol", "words"),
-    "cli": ("spark", "kafka", "postgres", "elasticsearch", "protocol", "words"),
+    DEVKIT: ("cli", "testing", "spark", "kafka", "postgres", "elasticsearch", "opensearch", "protocol", "words"),
+    "cli": ("spark", "kafka", "postgres", "elasticsearch", "opensearch", "protocol", "words"),
     "testing": ("spark", "protocol", "words"),
     "metrics": ("spark", "protocol", "words"),
     "spark": ("protocol", "words"),
     "kafka": ("words",),
     "postgres": ("words",),
     "elasticsearch": ("words",),
+    "opensearch": ("elasticsearch", "words"),
     "protocol": ("words",),
     "words": (),
 }

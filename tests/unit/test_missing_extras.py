@@ -17,6 +17,7 @@ from epochsink.cli.devkit import EXTRAS
         ("Postgres('postgresql://127.0.0.1/shop', table='orders')", "postgres", "psycopg"),
         ("Postgres('postgresql://127.0.0.1/shop', table='orders')", "postgres", "pgpq"),
         ("Elasticsearch('http://127.0.0.1:9200', index='orders')", "elasticsearch", "elasticsearch"),
+        ("OpenSearch('http://127.0.0.1:9200', index='orders')", "opensearch", "opensearchpy"),
         ("ExactlyOnce(checkpoint='/checkpoint', sinks={})", "spark", "pyspark"),
     ],
 )

@@ -16,6 +16,7 @@ VENDORS = [
     "psycopg",
     "pgpq",
     "elasticsearch",
+    "opensearchpy",
     "psutil",
     "platformdirs",
 ]
@@ -71,11 +72,22 @@ def test_importing_epochsink_imports_nothing_large() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "vendors"),
-    [("kafka", ["confluent_kafka", "kafka"]), ("postgres", ["psycopg", "pgpq"]), ("elasticsearch", ["elasticsearch"])],
+    ("module", "vendors"),
+    [
+        ("kafka.committer", ["confluent_kafka", "kafka"]),
+        ("postgres.committer", ["psycopg", "pgpq"]),
+        ("elasticsearch.connection", ["elasticsearch"]),
+        ("opensearch.connection", ["opensearchpy"]),
+    ],
 )
-def test_a_missing_client_is_named(family: str, vendors: list[str]) -> None:
+def test_a_missing_client_is_named(module: str, vendors: list[str]) -> None:
     """Whoever uses a destination without its extra is told which module is missing."""
-    done = python(f"{BLOCKED}\nimport epochsink.{family}.committer")
+    done = python(f"{BLOCKED}\nimport epochsink.{module}")
     assert done.returncode != 0
     assert any(f"ImportError: {vendor} is blocked" in done.stderr for vendor in vendors)
+
+
+def test_each_search_product_needs_its_own_client_only() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['elasticsearch', 'elastic_transport', 'opensearchpy']))"
+    done = python(f"{blocked}\nimport epochsink.elasticsearch.committer, epochsink.opensearch")
+    assert done.returncode == 0, done.stderr

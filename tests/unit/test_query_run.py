@@ -15,12 +15,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import Mock
 
-import elasticsearch
 import pytest
-from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from psycopg import errors as psycopg_errors
 
-from epochsink.elasticsearch.errors import explained
+from epochsink.elasticsearch.errors import RequestRefused, explained
 from epochsink.errors import (
     Addresses,
     ConfigurationError,
@@ -160,9 +158,8 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_elasticsearch(status: int) -> EpochsinkError:
-    meta = ApiResponseMeta(status, "1.1", HttpHeaders(), 0.1, NodeConfig("http", "localhost", 9200))
     with pytest.raises(PrepareFailed) as raised, explained(PrepareFailed, "writing"):
-        raise elasticsearch.ApiError("no", meta, {"error": {"type": "x", "reason": "y"}})
+        raise RequestRefused(status, {"error": {"type": "x", "reason": "y"}}, "ApiError")
     return raised.value
 
 

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 CONNECTORS: Final = Path(epochsink.__file__).parents[1]
 LINES: Final = {
-    "cli": 3000,
-    "elasticsearch": 6400,
+    "cli": 3100,
+    "elasticsearch": 6500,
     "epochsink": 1190,
-    "epochsink_devkit": 8100,
+    "epochsink_devkit": 8300,
     "kafka": 7900,
+    "opensearch": 300,
     "postgres": 7500,
     "protocol": 5200,
     "sink": 1530,

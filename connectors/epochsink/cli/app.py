@@ -257,13 +257,17 @@ def orphans(
     dsn: Annotated[str | None, typer.Option(help="A PostgreSQL database.")] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(help="A Kafka cluster.")] = None,
     hosts: Annotated[str | None, typer.Option(help="An Elasticsearch cluster; several with commas.")] = None,
+    opensearch: Annotated[str | None, typer.Option(help="An OpenSearch cluster; several with commas.")] = None,
     options: Annotated[Path | None, typer.Option(help="File with the client's options, NAME=VALUE lines.")] = None,
     end: Annotated[str | None, typer.Option("--end", metavar="NAME", help="End this one: its rows are gone.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Find what sinks have left in a server: if its checkpoint is lost, or not known."""
-    with answering(as_json=as_json) as answer, search.target_of(dsn, bootstrap_servers, hosts, options) as target:
+    with (
+        answering(as_json=as_json) as answer,
+        search.target_of(dsn, bootstrap_servers, hosts, opensearch, options) as target,
+    ):
         if end is None:
             remnants = target.remnants()
             answer.values["remnants"] = [each.to_json() for each in remnants]

@@ -30,6 +30,7 @@ _CLIENTS: Final = {
     "kafka": "Kafka",
     "elastic_transport": "Elasticsearch",
     "elasticsearch": "Elasticsearch",
+    "opensearchpy": "OpenSearch",
     "obstore": "the object store",
     "py4j": "Spark",
     "pyspark": "Spark",

@@ -34,6 +34,7 @@ _PACKAGES: Final = (
     "confluent-kafka",
     "kafka-python",
     "elasticsearch",
+    "opensearch-py",
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from epochsink.credentials import refuse_unencoded, without_userinfo
 from epochsink.errors import ConfigurationError
@@ -32,19 +32,22 @@ class RemnantSource(Protocol):
 
 @contextmanager
 def target_of(
-    dsn: str | None, bootstrap_servers: str | None, hosts: str | None, options: Path | None
+    dsn: str | None, bootstrap_servers: str | None, hosts: str | None, opensearch: str | None, options: Path | None
 ) -> Iterator[RemnantSource]:
     """Yield the one server that is given, connected. Raises `ConfigurationError` if it is not one."""
-    if (dsn, bootstrap_servers, hosts).count(None) != 2:  # noqa: PLR2004 - all but one
+    places = {"postgres": dsn, "kafka": bootstrap_servers, "elasticsearch": hosts, "opensearch": opensearch}
+    given = {extra: place for extra, place in places.items() if place is not None}
+    if len(given) != 1:
         raise ConfigurationError(
             "name one server to look in",
-            hint="--dsn postgresql://..., --bootstrap-servers host:9092 or --hosts https://host:9200",
+            hint="--dsn postgresql://..., --bootstrap-servers host:9092, --hosts https://host:9200 or --opensearch "
+            "https://host:9200",
         )
+    ((extra, place),) = given.items()
     try:
-        with closing(_open(dsn, bootstrap_servers, hosts, _options(options))) as target:
+        with closing(_open(extra, place, _options(options))) as target:
             yield target
     except ModuleNotFoundError as missing:
-        extra = "postgres" if dsn else "kafka" if bootstrap_servers else "elasticsearch"
         raise ConfigurationError(
             f"this server's client is not installed: no module {missing.name}",
             hint=f'pip install "epochsink[{extra}]"',
@@ -101,33 +104,48 @@ def lines_of(remnant: Remnant) -> list[str]:
 _CONNECTED: Final = {True: "its driver is connected now", False: "its driver is not connected", None: "driver unknown"}
 
 
-def _open(dsn: str | None, bootstrap_servers: str | None, hosts: str | None, options: dict[str, str]) -> RemnantSource:
+def _open(extra: str, place: str, options: dict[str, Any]) -> RemnantSource:
     # imported where they are needed: each sink's client is an extra of its own
-    if dsn is not None:
+    if extra == "postgres":
         from epochsink.postgres.remnants import SweptDatabase  # noqa: PLC0415 - see above
 
-        return SweptDatabase(dsn, options)
-    if bootstrap_servers is not None:
+        return SweptDatabase(place, options)
+    if extra == "kafka":
         from epochsink.kafka.remnants import Brokers  # noqa: PLC0415 - see above
 
-        return Brokers(bootstrap_servers, options)
-    from epochsink.elasticsearch.remnants import Node  # noqa: PLC0415 - see above
-
-    given = (hosts or "").split(",")
-    for url in given:
-        refuse_unencoded("--hosts", url)
+        return Brokers(place, options)
+    option = "--hosts" if extra == "elasticsearch" else "--opensearch"
+    hosts = place.split(",")
+    for url in hosts:
+        refuse_unencoded(option, url)
     try:
-        return Node(given, options)
+        return _search_cluster(extra, hosts, options)
     except (TypeError, ValueError) as unusable:
         # so the client says that an address has no scheme, or that it has no such option; it may quote a password
-        why = "" if "@" in str(hosts) else f": {unusable}"
+        why = "" if "@" in place else f": {unusable}"
         raise ConfigurationError(
-            f"--hosts {','.join(map(without_userinfo, given))} cannot be used{why}",
-            hint="--hosts https://host:9200; --options has the client's",
+            f"{option} {','.join(map(without_userinfo, hosts))} cannot be used{why}",
+            hint=f"{option} https://host:9200; --options has the client's",
         ) from (unusable if why else None)
 
 
-def _options(path: Path | None) -> dict[str, str]:
+def _search_cluster(extra: str, hosts: list[str], options: dict[str, Any]) -> RemnantSource:
+    from epochsink.elasticsearch.remnants import Node  # noqa: PLC0415 - see `_open`
+
+    if extra == "opensearch":
+        from opensearchpy import OpenSearch  # noqa: PLC0415 - see `_open`
+
+        from epochsink.opensearch.server import OpenSearchServer  # noqa: PLC0415 - see `_open`
+
+        return Node(OpenSearchServer(OpenSearch(hosts, **options)))
+    from elasticsearch import Elasticsearch  # noqa: PLC0415 - see `_open`
+
+    from epochsink.elasticsearch.server import ElasticsearchServer  # noqa: PLC0415 - see `_open`
+
+    return Node(ElasticsearchServer(Elasticsearch(hosts, **options)))
+
+
+def _options(path: Path | None) -> dict[str, Any]:
     """Read NAME=VALUE lines, as Kafka's own tools do: a password does not belong on a command line."""
     lines = [] if path is None else path.read_text().splitlines()
     pairs = [line.partition("=") for line in lines if line.strip() and not line.lstrip().startswith("#")]

@@ -15,7 +15,7 @@ from typing import Final
 
 from epochsink.elasticsearch.committable import incarnations
 from epochsink.elasticsearch.config import MARKERS
-from epochsink.elasticsearch.connection import ensure_index, refresh
+from epochsink.elasticsearch.indices import ensure_index, refresh
 from epochsink.elasticsearch.server import DocumentPlace, ElasticsearchServer
 from epochsink.errors import LedgerCorrupt
 from epochsink.identity import PREFIX, claim_document, marker_document

@@ -8,7 +8,7 @@ from typing import Final
 
 from epochsink.elasticsearch.committable import SpooledEpoch
 from epochsink.elasticsearch.config import ElasticsearchConfig
-from epochsink.elasticsearch.connection import refresh_all
+from epochsink.elasticsearch.indices import refresh_all
 from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.sink import Compared, Comparison, Identity, Receipt, identity_key
 

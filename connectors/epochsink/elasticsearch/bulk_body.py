@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
+from epochsink.elasticsearch.errors import Refusal
 from epochsink.elasticsearch.unfit import INVALID_KEY, Unfit, document_of, unfit_ids, unfit_routings, unfit_values
 from epochsink.identity import document_id_prefix
 from epochsink.sink import identity_key
 
 if TYPE_CHECKING:
-    from epochsink.elasticsearch.errors import Refusal
     from epochsink.sink import Epoch, Identity, Rows
 
 _TEXT = pa.large_binary()  # 64-bit offsets: a rendered batch of large documents may exceed 2 GiB
@@ -295,8 +295,6 @@ class Operations:
         return placed
 
     def _set_aside(self, batch: pa.RecordBatch, place: int, name: str, error: str, reason: str) -> None:
-        from epochsink.elasticsearch.errors import Refusal  # noqa: PLC0415 - imports the client
-
         where = {}
         if "index" in batch.schema.names and (index := shown_text(batch["index"][place])) is not None:
             where["_index"] = index

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-import elasticsearch
-
 from epochsink.elasticsearch import pipelines
 from epochsink.elasticsearch.bulk_body import Request, joined, parse, place
 from epochsink.elasticsearch.data_stream import Created
@@ -17,6 +15,7 @@ from epochsink.elasticsearch.errors import (
     GaveUp,
     Meaning,
     Refusal,
+    RequestRefused,
     UnfitIndex,
     describe,
     describe_operation,
@@ -143,7 +142,7 @@ class Poster:
         sent, rest = request.split(request.size if self._pace is None else self._pace.size)
         try:
             items = self._send(sent)
-        except elasticsearch.ApiError as error:
+        except RequestRefused as error:
             if turn is not None and error.status_code == _OVERLOADED:
                 turn.overloaded()
             raise
@@ -262,9 +261,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _is_too_large(error: Exception) -> bool:
-    return (
-        isinstance(error, elasticsearch.ApiError) and meaning(error.status_code, error_type(error)) is Meaning.TOO_LARGE
-    )
+    return isinstance(error, RequestRefused) and meaning(error.status_code, error_type(error)) is Meaning.TOO_LARGE
 
 
 def _refusal(request: Request, position: int, answer: dict[str, Any]) -> Refusal:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -20,7 +20,6 @@ from epochsink.elasticsearch.applied_epochs import MarkerDocument, Overtaken
 from epochsink.elasticsearch.apply import Application, SinkContext
 from epochsink.elasticsearch.committable import SpooledEpoch, WrittenTask
 from epochsink.elasticsearch.config import MOST_AT_ONCE, MOST_INDICES, ElasticsearchConfig
-from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.operator import ElasticsearchOperator, marks_in, read_marker
 from epochsink.elasticsearch.pace import Pace
@@ -68,12 +67,13 @@ class ElasticsearchCommitter(Participant):
     def __init__(
         self,
         members: Mapping[str, ElasticsearchConfig],
-        server: ElasticsearchServer | None = None,
+        connect: Callable[[], ElasticsearchServer],
         clock: Clock = time,
     ) -> None:
         super().__init__(members)
         ((self._sink, self._config),) = members.items()
-        self._connected = server
+        self._connect = connect
+        self._connected: ElasticsearchServer | None = None
         self._clock = clock
         self._seen_index = False
         self._claim: applied_epochs.Claim | None = None
@@ -90,7 +90,7 @@ class ElasticsearchCommitter(Participant):
     @property
     def _server(self) -> ElasticsearchServer:
         if self._connected is None:
-            self._connected = ElasticsearchServer(connect(self._config))
+            self._connected = self._connect()
         return self._connected
 
     @property

@@ -75,6 +75,11 @@ class ElasticsearchConfig:
     routing: str | None = None
     pipeline: str | None = None
 
+    product: ClassVar[str] = "Elasticsearch"
+    package: ClassVar[str] = "elasticsearch"
+    """The vendor's client. The extra has the product's name."""
+    secrets: ClassVar[frozenset[str]] = SECRETS
+    known_options: ClassVar[frozenset[str]] = OPTIONS
     bulk_bytes: ClassVar[int] = 2_500_000
     """The size of a bulk request in bytes."""
     per_node: ClassVar[int] = 2
@@ -105,7 +110,7 @@ class ElasticsearchConfig:
         allow_insecure: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        arguments.require_package("Elasticsearch", "elasticsearch", "elasticsearch")
+        arguments.require_package(self.product, self.product.lower(), self.package)
         values = {
             "hosts": arguments.expressions("hosts", hosts),
             "index": "" if index is None else _index_name("index", index),
@@ -129,7 +134,7 @@ class ElasticsearchConfig:
             "partition_by_key": arguments.flag("partition_by_key", partition_by_key),
             "timeout": arguments.seconds("timeout", timeout),
             "allow_insecure": arguments.flag("allow_insecure", allow_insecure),
-            "options": _options(options or {}),
+            "options": _options(options or {}, self.known_options, self.secrets),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -159,11 +164,11 @@ class ElasticsearchConfig:
         return ", ".join(map(credentials.without_userinfo, self.hosts))
 
     def __repr__(self) -> str:
-        shown = credentials.masked(dict(self.options), SECRETS)
+        shown = credentials.masked(dict(self.options), self.secrets)
         key = f", key={list(self.key)}" if self.key else ""
         options = f", options={shown}" if shown else ""
         target = f"index={self.index!r}" if self.index else f"index_by={self.index_by!r}"
-        return f"Elasticsearch({self.shown_hosts!r}, {target}{key}{options})"
+        return f"{self.product}({self.shown_hosts!r}, {target}{key}{options})"
 
     def _check_host(self, host: str) -> None:
         credentials.refuse_unencoded("hosts=", host)
@@ -173,7 +178,7 @@ class ElasticsearchConfig:
                 f"the host {credentials.without_userinfo(host)!r} is not a URL with scheme, name and port",
                 hint='write it as "https://search.example:9200"',
             )
-        secret = bool(url.password or url.username or SECRETS & dict(self.options).keys())
+        secret = bool(url.password or url.username or self.secrets & dict(self.options).keys())
         local = credentials.is_loopback(url.hostname)
         if url.scheme == "http" and secret and not self.allow_insecure and not local:
             raise ConfigurationError(
@@ -297,14 +302,14 @@ def _settings(create: bool | Mapping[str, Any]) -> str:  # noqa: FBT001 - as the
         ) from None
 
 
-def _options(given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _options(given: Mapping[str, Any], known: frozenset[str], secrets: frozenset[str]) -> tuple[tuple[str, Any], ...]:
     options = arguments.mapping("options", given)
-    if unknown := sorted(options.keys() - OPTIONS):
+    if unknown := sorted(options.keys() - known):
         raise ConfigurationError(
             f"options= has names that are not supported: {', '.join(unknown)}",
-            hint=f"supported are: {', '.join(sorted(OPTIONS))}",
+            hint=f"supported are: {', '.join(sorted(known))}",
         )
-    return tuple((name, _unchangeable(options[name], secret=name in SECRETS)) for name in sorted(options))
+    return tuple((name, _unchangeable(options[name], secret=name in secrets)) for name in sorted(options))
 
 
 def _unchangeable(value: Any, *, secret: bool) -> Any:

@@ -1,18 +1,20 @@
-"""Create the vendor's client, and create and refresh indices."""
+"""Send requests with the vendor's client, and turn its errors into those of this family."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import elasticsearch
-from elastic_transport import NdjsonSerializer
+from elastic_transport import NdjsonSerializer, TlsError, TransportError
 
+from epochsink.elasticsearch.client import Json, Reply
 from epochsink.elasticsearch.config import MOST_AT_ONCE, ElasticsearchConfig
-from epochsink.elasticsearch.errors import NotServed
-from epochsink.elasticsearch.server import ElasticsearchServer
-from epochsink.sink import would
+from epochsink.elasticsearch.errors import CertificateRefused, NoAnswer, OtherProduct, RequestRefused, error_type
+
+_JSON: Final = "application/json"
+_LINES: Final = "application/x-ndjson"
 
 
 def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
@@ -40,38 +42,62 @@ class _AsRendered(NdjsonSerializer):
         return super().dumps(data)
 
 
-def ensure_index(
-    server: ElasticsearchServer, index: str, *, mappings: Mapping[str, Any], settings: Mapping[str, Any]
-) -> bool:
-    """Create an index if it is missing, without the settings if the server (serverless) does not support them.
+class ElasticsearchClient:
+    """The client of versions 8 and 9, which works with servers of its own major version and of the next one."""
 
-    Return whether it exists now: a check that only compares does not create it.
-    """
-    # Check first: a user without the privilege to create an index can use an existing one.
-    if server.exists(index):
-        return True
-    if would(f"create the index {index!r}"):
-        return False
-    try:
-        server.create_index(index, settings, mappings)
-    except elasticsearch.BadRequestError:
-        if not settings:
-            raise
-        return ensure_index(server, index, mappings=mappings, settings={})
-    return True
+    product: str = "Elasticsearch"
+    majors: Sequence[int] = (8, 9)
+
+    def __init__(self, vendor: elasticsearch.Elasticsearch) -> None:
+        self._vendor = vendor
+        # The client's own retries would repeat whole requests and hide the reason.
+        self._once = vendor.options(max_retries=0)
+
+    def request(self, method: str, target: str, body: Json | bytes | None, *, once: bool) -> Reply:
+        """Send a request; see `epochsink.elasticsearch.client.Client`."""
+        headers = {"accept": _JSON}
+        if body is not None:
+            headers["content-type"] = _LINES if isinstance(body, bytes) else _JSON
+        sent: Any = [body] if isinstance(body, bytes) else body
+        client = self._once if once else self._vendor
+        try:
+            answer = client.perform_request(method, target, headers=headers, body=sent)
+        except elasticsearch.UnsupportedProductError as error:
+            text = f"this is not Elasticsearch: {error}"
+            hint = "check the address, and the answers of a proxy in front of it; for OpenSearch, use OpenSearch(...)"
+            raise OtherProduct(error.status_code, text, type(error).__name__, hint) from error
+        except elasticsearch.ApiError as error:
+            raise _refused(error) from error
+        except TlsError as error:
+            raise CertificateRefused(str(error)) from error
+        except TransportError as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from error
+        return Reply(answer.meta.status, answer.body)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._vendor.close()
+
+    def wrong_version(self, version: str) -> str | None:
+        """Return that the client is newer than a server of this version, if it is."""
+        major, own = int(version.partition(".")[0]), int(elasticsearch.__version__[0])
+        if own <= major:
+            return None
+        return (
+            f"the server is version {version}, the Python client {_version()}: install the client of "
+            f"the server's major version (elasticsearch>={major},<{major + 1})"
+        )
 
 
-def refresh_all(server: ElasticsearchServer, index: str) -> None:
-    """Make all documents of an index or alias searchable, however many primary shards it has. Raises as `refresh`."""
-    refresh(server, index, max(1, sum(server.primaries(index))))
+def _refused(error: elasticsearch.ApiError) -> RequestRefused:
+    refused = RequestRefused(error.status_code, error.body, type(error).__name__)
+    if error_type(refused) == "media_type_header_exception":
+        refused.hint = (
+            f"client {_version()} and server differ in their major version: "
+            "install the client of the server's major version (elasticsearch>=8,<9 or >=9,<10)"
+        )
+    return refused
 
 
-def refresh(server: ElasticsearchServer, index: str, primaries: int = 1) -> None:
-    """Make all documents of an index with ``primaries`` primary shards searchable.
-
-    Raises `NotServed`, a temporary failure, if a shard was left out. A server that has just started does not report
-    this as an error: it skips shards that it has not recovered yet, or reports the index as missing.
-    """
-    refreshed, failed = server.refresh(index)
-    if failed or refreshed < primaries:
-        raise NotServed(f"index {index!r}: {refreshed} of {primaries} primary shards were refreshed")
+def _version() -> str:
+    return ".".join(map(str, elasticsearch.__version__))

@@ -18,8 +18,8 @@ import pyarrow as pa
 from epochsink.elasticsearch import applied_epochs
 from epochsink.elasticsearch.bulk_body import action_heads, render
 from epochsink.elasticsearch.bulk_request import Poster
-from epochsink.elasticsearch.connection import ensure_index, refresh_all
 from epochsink.elasticsearch.errors import Meaning, Refusal, UnfitIndex, meaning
+from epochsink.elasticsearch.indices import ensure_index, refresh_all
 from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.elasticsearch.unfit import document_of
 from epochsink.errors import RowsRejected

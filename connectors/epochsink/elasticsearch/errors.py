@@ -14,15 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import elasticsearch
 import pyarrow as pa
-from elastic_transport import TlsError, TransportError
 
 from epochsink.errors import EpochsinkError, RowsRejected
 
-CLIENT_ERRORS: Final = (elasticsearch.ApiError, TransportError)
-"""All errors that the client raises for a request."""
-
+BAD_REQUEST: Final = 400
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
@@ -95,8 +91,42 @@ class Refusal:
         return self.status == CONFLICT
 
 
-class NotServed(TransportError):
+class RequestRefused(Exception):
+    """The server, or a proxy in front of it, answers a request with an error status.
+
+    ``body`` is the answer's JSON value or text, ``name`` the error of the vendor's client, ``hint`` one to give instead
+    of those in `HINTS`.
+    """
+
+    def __init__(self, status_code: int, body: object, name: str, hint: str = "") -> None:
+        super().__init__(status_code, body, name, hint)
+        self.status_code = status_code
+        self.body = body
+        self.name = name
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"HTTP {self.status_code} {error_type(self)}: {_reason(self)}"
+
+
+class OtherProduct(RequestRefused):
+    """The server is not the product that the client is for. The message is the client's, as ``body``."""
+
+
+class NoAnswer(Exception):
+    """No answer, or not a readable one: the same request may succeed later. The argument is the client's error."""
+
+
+class CertificateRefused(NoAnswer):
+    """The client refuses the server's certificate, now and later."""
+
+
+class NotServed(NoAnswer):
     """The server answers, but some shard is not available yet: the same request may succeed later."""
+
+
+CLIENT_ERRORS: Final = (RequestRefused, NoAnswer)
+"""All errors that a request may raise."""
 
 
 class GaveUp(Exception):
@@ -124,38 +154,29 @@ def meaning(status: int, kind: str = "") -> Meaning:
 
 def is_passing(error: BaseException) -> bool:
     """Whether the same request may succeed later: a lost connection, a time-out, an overloaded server."""
-    if isinstance(error, elasticsearch.ApiError):
+    if isinstance(error, RequestRefused):
         return meaning(error.status_code, error_type(error)) is Meaning.PASSING
     # a wrong certificate stays wrong, though the client counts it among lost connections
-    return isinstance(error, TransportError) and not isinstance(error, TlsError)
+    return isinstance(error, NoAnswer) and not isinstance(error, CertificateRefused)
 
 
-def error_type(error: Exception) -> str:
-    """Return the server's error type, or the exception's name."""
-    body = getattr(error, "body", None)
-    cause = body.get("error") if isinstance(body, dict) else None
-    if isinstance(cause, dict):
-        return str(cause.get("type", ""))
-    return type(error).__name__
+def error_type(error: RequestRefused) -> str:
+    """Return the server's error type, or the name of the client's error."""
+    cause = error.body.get("error") if isinstance(error.body, dict) else None
+    return str(cause.get("type", "")) if isinstance(cause, dict) else error.name
 
 
 def describe(error: Exception) -> tuple[str, str]:
-    """Return the text of a client error, and the hint."""
-    if isinstance(error, TlsError):
+    """Return the text of an error of a request, and the hint."""
+    if isinstance(error, CertificateRefused):
         return f"the server's certificate was refused: {error}", (
             "give the authority that signed it (ca_certs) or its fingerprint (ssl_assert_fingerprint) in options="
         )
-    if isinstance(error, elasticsearch.UnsupportedProductError):
-        return f"this is not Elasticsearch: {error}", "check the address, and the answers of a proxy in front of it"
-    if not isinstance(error, elasticsearch.ApiError):
-        return f"{type(error).__name__}: {error}", "check that the hosts are right and reachable, then start again"
-    hint = HINTS.get(error.status_code, _OTHER_HINT)
-    if error_type(error) == "media_type_header_exception":
-        hint = (
-            f"client {client_version()} and server differ in their major version: "
-            "install the client of the server's major version (elasticsearch>=8,<9 or >=9,<10)"
-        )
-    return f"HTTP {error.status_code} {error_type(error)}: {_reason(error)}", hint
+    if isinstance(error, OtherProduct):
+        return str(error.body), error.hint
+    if not isinstance(error, RequestRefused):
+        return str(error), "check that the hosts are right and reachable, then start again"
+    return str(error), error.hint or HINTS.get(error.status_code, _OTHER_HINT)
 
 
 def describe_operation(answer: dict[str, Any]) -> str:
@@ -168,14 +189,9 @@ def describe_operation(answer: dict[str, Any]) -> str:
     return f"HTTP {status} {kind}{': ' + answer['error'].get('reason', '') if shown else ''}"
 
 
-def client_version() -> str:
-    """Return the version of the vendor's client."""
-    return ".".join(map(str, elasticsearch.__version__))
-
-
 @contextlib.contextmanager
 def explained(kind: type[EpochsinkError], doing: str, state: str = "") -> Iterator[None]:
-    """Turn errors of the client into ``kind`` with ``doing`` in the text, and `UnfitIndex` with ``state``."""
+    """Turn errors of a request into ``kind`` with ``doing`` in the text, and `UnfitIndex` with ``state``."""
     try:
         yield
     except UnfitIndex as error:
@@ -188,7 +204,7 @@ def explained(kind: type[EpochsinkError], doing: str, state: str = "") -> Iterat
 def documents_rejected(refused: Sequence[Refusal], state: str) -> RowsRejected:
     """Return the error that shows the first refused documents and the number of the others."""
     return RowsRejected(
-        f"Elasticsearch permanently refuses {len(refused)} document(s): {_kinds(refused)}; {state}",
+        f"the server permanently refuses {len(refused)} document(s): {_kinds(refused)}; {state}",
         hint="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
         'on_rejected="dead_letter" with dead_letter_index= to set such documents aside',
         values="; ".join(f"_id {each.id!r}: {each.reason}" for each in refused[:5]),
@@ -226,7 +242,7 @@ def _without_values(refusal: Refusal) -> str:
     return f"{refusal.kind} ({field[0]})" if field else refusal.kind
 
 
-def _reason(error: elasticsearch.ApiError) -> str:
+def _reason(error: RequestRefused) -> str:
     body = error.body
     cause = body.get("error") if isinstance(body, dict) else None
     return str(cause.get("reason", "")) if isinstance(cause, dict) else str(body)[:300]

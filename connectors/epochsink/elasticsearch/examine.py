@@ -23,7 +23,7 @@ def examine(server: ElasticsearchServer, config: ElasticsearchConfig) -> Iterato
         health = server.health()
         hint = "shards are missing: GET _cluster/allocation/explain says why" if health == "red" else ""
         yield Finding(
-            "cluster", f"Elasticsearch {version} at {config.shown_hosts}, health {health or 'not told'}", hint
+            "cluster", f"{config.product} {version} at {config.shown_hosts}, health {health or 'not told'}", hint
         )
         yield from _clocks(server)
         if config.index and target_index.find(server, config) is None:
@@ -32,7 +32,7 @@ def examine(server: ElasticsearchServer, config: ElasticsearchConfig) -> Iterato
             yield Finding("trial write", f"{config.index} would have accepted it; no document was written")
     except CLIENT_ERRORS as error:
         said, hint = describe(error)
-        yield Finding("cluster", f"Elasticsearch at {config.shown_hosts}: {said}", hint, is_fatal=True)
+        yield Finding("cluster", f"{config.product} at {config.shown_hosts}: {said}", hint, is_fatal=True)
 
 
 def _clocks(server: ElasticsearchServer) -> Iterator[Finding]:

@@ -24,10 +24,10 @@ from epochsink.elasticsearch.applied_epochs import MarkerDocument
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.changed_elsewhere import stored_versions
 from epochsink.elasticsearch.config import MARKERS, ElasticsearchConfig, is_index_name
-from epochsink.elasticsearch.connection import refresh_all
 from epochsink.elasticsearch.data_stream import Copies, Created
 from epochsink.elasticsearch.dead_letter import Hit, delete
 from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, UnfitIndex, explained, is_passing
+from epochsink.elasticsearch.indices import refresh_all
 from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.elasticsearch.target import ElasticsearchTarget
 from epochsink.errors import OutcomeUnknown, PrepareFailed

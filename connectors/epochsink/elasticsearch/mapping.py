@@ -14,7 +14,7 @@ _FRACTIONAL: Final = frozenset({"double", "scaled_float"})
 _LESS_EXACT: Final = frozenset({"float", "half_float"})
 _NUMERIC: Final = _WHOLE | _FRACTIONAL | _LESS_EXACT | {"integer", "short", "byte", "token_count", "rank_feature"}
 _DATES: Final = frozenset({"date", "date_nanos"})
-_OBJECTS: Final = frozenset({"object", "nested", "flattened", "passthrough"})
+_OBJECTS: Final = frozenset({"object", "nested", "flattened", "flat_object", "passthrough"})
 _TEXTS: Final = frozenset(
     {"keyword", "text", "match_only_text", "wildcard", "constant_keyword", "search_as_you_type", "annotated_text"}
     | {"version", "completion", "semantic_text", "pattern_text"}

@@ -6,22 +6,20 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-import elasticsearch
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink.elasticsearch import applied_epochs, bulk_body, dead_letter, index_settings, pipelines, target_index
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.config import ElasticsearchConfig, duration_seconds
-from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.data_stream import TIMESTAMP
 from epochsink.elasticsearch.errors import (
     CLIENT_ERRORS,
     GaveUp,
     Meaning,
     Refusal,
+    RequestRefused,
     UnfitIndex,
-    client_version,
     describe,
     documents_rejected,
     explained,
@@ -33,7 +31,6 @@ from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.sink import would
 
-_SUPPORTED: Final = (8, 9)
 ASK_ABOUT_SIZE: Final = 1_000_000
 """Smaller documents pass, in bytes."""
 _ACTION_LINE: Final = 1_000
@@ -56,7 +53,7 @@ def findings(server: ElasticsearchServer, config: ElasticsearchConfig, schema: p
             reasons += _writable(server, letters)
     except CLIENT_ERRORS as error:
         reason, hint = describe(error)
-        return [f"Elasticsearch at {config.shown_hosts}: {reason}; {hint}"]
+        return [f"{config.product} at {config.shown_hosts}: {reason}; {hint}"]
     return reasons
 
 
@@ -108,15 +105,13 @@ def _server(server: ElasticsearchServer) -> str | None:
     version = server.version()
     if version is None:
         return None
-    major, own = int(version.split(".")[0]), int(elasticsearch.__version__[0])
-    if major not in _SUPPORTED:
-        return f"the server is version {version}; supported are 8 and 9: upgrade it"
-    if own > major:
+    supported = server.client.majors
+    if int(version.split(".")[0]) not in supported:
         return (
-            f"the server is version {version}, the Python client {client_version()}: install the client of "
-            f"the server's major version (elasticsearch>={major},<{major + 1})"
+            f"the server is version {version}; supported are {' and '.join(map(str, supported))}: upgrade it, or use "
+            "the sink for its product (Elasticsearch, OpenSearch)"
         )
-    return None
+    return server.client.wrong_version(version)
 
 
 def _index(server: ElasticsearchServer, config: ElasticsearchConfig, schema: pa.Schema | None) -> list[str]:
@@ -164,7 +159,7 @@ def unfit_for_rows(
         try:
             if not would(f"add to the mapping of index {index!r} the column(s) {', '.join(added)}"):
                 server.add_to_mapping(index, added)
-        except elasticsearch.ApiError as error:
+        except RequestRefused as error:
             if is_passing(error):
                 raise
             request = f"PUT /{index}/_mapping {json.dumps({'properties': added})}"
@@ -244,10 +239,8 @@ _HEADS: Final = bulk_body.action_heads(if_seq_no=2**62, if_primary_term=1)
 class Validator:
     """Validates the documents of one task (``validate=True``)."""
 
-    def __init__(self, config: ElasticsearchConfig) -> None:
-        self._poster = Poster(
-            ElasticsearchServer(connect(config)), config.index, config.timeout, pipeline=config.pipeline
-        )
+    def __init__(self, server: ElasticsearchServer, config: ElasticsearchConfig) -> None:
+        self._poster = Poster(server, config.index, config.timeout, pipeline=config.pipeline)
         self._bulk_bytes = config.bulk_bytes
 
     def validate(self, ids: pa.Array, sources: pa.Array) -> None:
@@ -287,7 +280,8 @@ def refused_by_index(
 
     def refusals() -> list[Refusal]:
         # Each document of a data stream needs a timestamp: the index has read the document, and takes others.
-        return [each for each in refused_by_server(poster, empty) if f"[{TIMESTAMP}]" not in each.reason]
+        quoted = (f"[{TIMESTAMP}]", f"'{TIMESTAMP}'")  # the latter by OpenSearch
+        return [each for each in refused_by_server(poster, empty) if not any(name in each.reason for name in quoted)]
 
     if not (refused := refusals()):
         return []

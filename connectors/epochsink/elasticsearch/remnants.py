@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
-import elasticsearch
-
 from epochsink.elasticsearch.applied_epochs import INDEX
-from epochsink.elasticsearch.errors import explained
+from epochsink.elasticsearch.errors import NOT_FOUND, RequestRefused, explained
 from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import EpochsinkError
 from epochsink.sink import Identity, Remnant, identity_key
@@ -21,16 +19,17 @@ _STAYS: Final = "it blocks nothing, and without it an older epoch of its query c
 class Node:
     """One cluster, for an operator. Raises `EpochsinkError` if it is unreachable or refuses a request."""
 
-    def __init__(self, hosts: Sequence[str], options: Mapping[str, str]) -> None:
-        client = elasticsearch.Elasticsearch(list(hosts), **options)  # type: ignore[arg-type] # its own names
-        self._server = ElasticsearchServer(client)
+    def __init__(self, server: ElasticsearchServer) -> None:
+        self._server = server
 
     def remnants(self) -> list[Remnant]:
         """Return the marker of every sink. A marker blocks nothing: between commits the server holds no rows."""
         with explained(EpochsinkError, "reading the markers"):
             try:
                 hits = self._server.search(INDEX, {"exists": {"field": "query_id"}}, _MOST).hits
-            except elasticsearch.NotFoundError:
+            except RequestRefused as error:
+                if error.status_code != NOT_FOUND:
+                    raise
                 return []
         return [self._remnant(hit["_id"], hit["_source"]) for hit in hits]
 

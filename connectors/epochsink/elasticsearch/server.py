@@ -1,6 +1,7 @@
 """What is asked of the server: one method for each kind of request. Nothing here decides.
 
-All methods may raise `errors.CLIENT_ERRORS`, and repeat no request by themselves unless the client does.
+Elasticsearch and OpenSearch take the same requests but for a few, which `epochsink.opensearch.server` has. A method may
+raise `errors.CLIENT_ERRORS`, and repeats no request by itself unless the client does.
 """
 
 from __future__ import annotations
@@ -10,26 +11,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-import elasticsearch
-from elasticsearch import helpers
-
-from epochsink.elasticsearch.errors import CONFLICT, FORBIDDEN, NOT_FOUND, NotServed, error_type
+from epochsink.elasticsearch.client import Client, Json, Reply
+from epochsink.elasticsearch.errors import (
+    BAD_REQUEST,
+    CONFLICT,
+    FORBIDDEN,
+    NOT_FOUND,
+    NotServed,
+    RequestRefused,
+    error_type,
+)
 
 if TYPE_CHECKING:
-    from elastic_transport import ObjectApiResponse
-
-Json = Mapping[str, Any]
+    import elasticsearch
 
 _FOUND: Final = 200
-_HIDES_DOCUMENTS: Final = (8, 18)
-"""The first client, and the first server, that can leave documents out of errors."""
 _SCANNED: Final = 10_000
 _ALIVE: Final = "5m"
-_DESCRIBED: Final = ("settings", "aliases")
-_MAY_NOT_ASK: Final = (400, 403, 404, 410)
+_MAY_NOT_ASK: Final = (BAD_REQUEST, FORBIDDEN, NOT_FOUND, 410)
 """Answers about nodes to ignore: the user lacks the privilege, or the server (serverless) lacks the API."""
 
 
@@ -74,25 +76,45 @@ class Threads:
 class ElasticsearchServer:
     """A cluster, by the vendor's client. Its methods may be called from several ``threads``."""
 
+    _reads: ClassVar[Json] = {}
+    """Parameters of each request that reads documents."""
+    _hides_documents: bool = True
+    """Whether the server can leave documents out of errors, as Elasticsearch can since 8.18."""
+
     def __init__(self, client: elasticsearch.Elasticsearch) -> None:
+        from epochsink.elasticsearch.connection import ElasticsearchClient  # noqa: PLC0415 - OpenSearch has another one
+
         self.threads = Threads()
-        self._client = client
-        # The client's own retries would repeat whole requests and hide the reason.
-        self._once = client.options(max_retries=0)
-        self._asking = client.options(ignore_status=_MAY_NOT_ASK)
-        self._hides_documents = elasticsearch.__version__ >= _HIDES_DOCUMENTS
+        self.client: Client = ElasticsearchClient(client)
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self.client.close()
+
+    def _ask(
+        self,
+        method: str,
+        *path: str | None,
+        body: Json | bytes | None = None,
+        accept: Sequence[int] = (),
+        once: bool = False,
+        **parameters: Any,
+    ) -> Reply:
+        """Send a request. Statuses to ``accept`` are answers like those of success."""
+        try:
+            return self.client.request(method, _target(path, parameters), body, once=once)
+        except RequestRefused as error:
+            if error.status_code not in accept:
+                raise
+            return Reply(error.status_code, error.body)
 
     # ---- documents
 
     def read(self, index: str, name: str) -> StoredDocument | None:
         """Return a document, also if it was not refreshed yet; None if it or the index does not exist."""
         try:
-            answer = self._client.get(index=index, id=name, realtime=True)
-        except elasticsearch.NotFoundError as error:
+            answer = self._ask("GET", index, "_doc", name, realtime=True, **self._reads)
+        except RequestRefused as error:
             # a proxy's 404 says nothing about the document
             if error_type(error) == "index_not_found_exception" or _is_absent(error.body):
                 return None
@@ -105,12 +127,12 @@ class ElasticsearchServer:
         Return its new place, None if the condition does not hold.
         """
         condition = {"op_type": "create"} if over is None else _only_over(over)
-        answer = self._client.options(ignore_status=CONFLICT).index(index=index, id=name, document=source, **condition)
-        return None if answer.meta.status == CONFLICT else _place(answer.body)
+        answer = self._ask("PUT", index, "_doc", name, body=source, accept=[CONFLICT], **condition)
+        return None if answer.status == CONFLICT else _place(answer.body)
 
     def delete(self, index: str, name: str, *, over: DocumentPlace) -> None:
         """Delete a document if it has not changed since ``over``."""
-        self._client.options(ignore_status=(NOT_FOUND, CONFLICT)).delete(index=index, id=name, **_only_over(over))
+        self._ask("DELETE", index, "_doc", name, accept=[NOT_FOUND, CONFLICT], **_only_over(over))
 
     def find(self, index: str | None, names: Iterable[str | Json]) -> list[StoredDocument]:
         """Return those of the named documents that exist, without their sources.
@@ -122,7 +144,7 @@ class ElasticsearchServer:
         named: dict[str, Any] = {"ids": names}
         if any(not isinstance(each, str) for each in names):
             named = {"docs": [{"_id": each} if isinstance(each, str) else each for each in names]}
-        answers = self._client.mget(index=index or None, source=False, **named)["docs"]
+        answers = self._ask("POST", index, "_mget", body=named, _source=False, **self._reads).body["docs"]
         if failed := [each["error"] for each in answers if "error" in each]:
             # The document is not absent: its shard is not available.
             shown = f"index {index!r}" if index else "an index of index_by="
@@ -136,19 +158,15 @@ class ElasticsearchServer:
 
         Never repeated, unless the server refuses to leave documents out of errors, before it reads the body.
         """
-        send = partial(
-            self._once.bulk,
-            index=index,
-            operations=[body],  # type: ignore[list-item]
-            filter_path=wanted,
-            refresh=refresh or None,
-            pipeline=pipeline,
-        )
+        wishes: dict[str, Any] = {"filter_path": wanted, "refresh": refresh or None, "pipeline": pipeline}
+        send = partial(self._ask, "PUT", index, "_bulk", body=body, once=True, **wishes)
         if not self._hides_documents:
             return dict(send().body)
         try:
             return dict(send(include_source_on_error=False).body)
-        except elasticsearch.BadRequestError:
+        except RequestRefused as error:
+            if error.status_code != BAD_REQUEST:
+                raise
             # The reason is unknown: filter_path removes it. So an older server is one that takes the same without.
             answer = dict(send().body)
         self._hides_documents = False
@@ -172,10 +190,10 @@ class ElasticsearchServer:
         In an index, or in what a point in time has kept.
         """
         answer = self._search(
-            index=index,
+            index,
             query=query,
             size=size,
-            source=None if source else False,
+            _source=None if source else False,
             sort=sort,
             search_after=after,
             pit={"id": point_in_time, "keep_alive": _ALIVE} if point_in_time else None,
@@ -184,45 +202,63 @@ class ElasticsearchServer:
 
     def count(self, index: str, query: Json) -> int:
         """Return how many documents a query finds."""
-        answer = self._search(index=index, query=query, size=0, track_total_hits=True)
+        answer = self._search(index, query=query, size=0, track_total_hits=True)
         return int(answer["hits"]["total"]["value"])
 
     def highest(self, index: str, field: str) -> int | None:
         """Return the highest value of a field; None if no document has it."""
-        answer = self._search(index=index, size=0, aggs={"highest": {"max": {"field": field}}})
+        answer = self._search(index, size=0, aggs={"highest": {"max": {"field": field}}})
         value = answer["aggregations"]["highest"]["value"]
         return None if value is None else int(value)
 
-    def _search(self, **wanted: Any) -> Json:
-        return dict(self._client.search(**wanted, allow_partial_search_results=False).body)
+    def _search(self, index: str | None, **wanted: Any) -> Json:
+        options = {"allow_partial_search_results": False, **self._reads}
+        return dict(self._ask("POST", index, "_search", body=_given(wanted), **options).body)
 
     def versions(self, indices: Sequence[str]) -> Iterator[tuple[str, int]]:
         """Yield ``_id`` and version of every document."""
-        query = {"_source": False, "version": True}
-        hits = helpers.scan(self._client, index=",".join(indices), query=query, size=_SCANNED, preserve_order=False)
-        for hit in hits:
-            yield hit["_id"], hit["_version"]
+        body = {"_source": False, "version": True, "sort": ["_doc"], "size": _SCANNED}
+        answer = self._begin_scroll(",".join(indices), body)
+        try:
+            while hits := answer["hits"]["hits"]:
+                for hit in hits:
+                    yield hit["_id"], hit["_version"]
+                answer = self._scroll(answer["_scroll_id"])
+        finally:
+            self._end_scroll(answer["_scroll_id"])
+
+    def _begin_scroll(self, index: str, body: Json) -> Json:
+        """Search what an index holds now, and keep it for the next five minutes."""
+        options = {"allow_partial_search_results": False, "scroll": _ALIVE, **self._reads}
+        return _whole(self._ask("POST", index, "_search", body=body, **options))
+
+    def _scroll(self, name: str) -> Json:
+        """Return the next hits of a search."""
+        return _whole(self._ask("POST", "_search", "scroll", body={"scroll": _ALIVE, "scroll_id": name}))
+
+    def _end_scroll(self, name: str) -> None:
+        self._ask("DELETE", "_search", "scroll", body={"scroll_id": [name]}, accept=[NOT_FOUND])
 
     def open_point_in_time(self, index: str) -> str:
         """Keep what an index holds now, for searches of the next five minutes; return its name."""
-        return str(self._client.open_point_in_time(index=index, keep_alive=_ALIVE)["id"])
+        return str(self._ask("POST", index, "_pit", keep_alive=_ALIVE).body["id"])
 
     def close_point_in_time(self, name: str) -> None:
         """Keep it no longer."""
-        self._client.close_point_in_time(id=name)
+        self._ask("DELETE", "_pit", body={"id": name})
 
     # ---- indices
 
     def exists(self, index: str) -> bool:
         """Return whether an index exists that this user may look at."""
-        answer = self._client.options(ignore_status=(FORBIDDEN, NOT_FOUND)).indices.exists(index=index)
-        return bool(answer.meta.status == _FOUND)
+        return self._ask("HEAD", index, accept=[FORBIDDEN, NOT_FOUND]).status == _FOUND
 
     def create_index(self, index: str, settings: Json | None, mappings: Json | None) -> bool:
         """Create an index; return False if it exists already."""
+        body = _given({"settings": settings, "mappings": mappings})
         try:
-            self._client.indices.create(index=index, settings=settings, mappings=mappings)
-        except elasticsearch.BadRequestError as error:
+            self._ask("PUT", index, body=body or None)
+        except RequestRefused as error:
             if error_type(error) != "resource_already_exists_exception":
                 raise
             return False
@@ -230,73 +266,70 @@ class ElasticsearchServer:
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
         """Return settings, aliases and data stream of the indices that names stand for, as far as they may be seen."""
-        answer = self._client.indices.get(
-            index=list(names), flat_settings=True, features=list(_DESCRIBED), ignore_unavailable=True
-        )
-        return dict(answer.body)
+        return self._described(",".join(names), ignore_unavailable=True)
 
     def describe_existing(self, name: str) -> dict[str, Any]:
         """Return the same for one name; nothing if it does not exist. Raises if this user may not look at it."""
         try:
-            return dict(self._client.indices.get(index=name, flat_settings=True, features=list(_DESCRIBED)).body)
-        except elasticsearch.NotFoundError:
+            return self._described(name)
+        except RequestRefused as error:
+            if error.status_code != NOT_FOUND:
+                raise
             return {}
+
+    def _described(self, names: str, **options: Any) -> dict[str, Any]:
+        return dict(self._ask("GET", names, flat_settings=True, features="settings,aliases", **options).body)
 
     def backing_indices(self, stream: str) -> list[str]:
         """Return the backing indices of a data stream, oldest first."""
-        # not by indices.resolve_index(): since 9.5 the client sends POST, which older servers of 9 do not take
-        path, headers = f"/_resolve/index/{quote(stream)}", {"accept": "application/json"}
-        body: Any = self._client.perform_request("GET", path, headers=headers).body
-        (described,) = body["data_streams"]
+        (described,) = self._ask("GET", "_resolve", "index", stream).body["data_streams"]
         return list(described["backing_indices"])
 
     def settings(self, index: str) -> list[Mapping[str, str]]:
         """Return the flat settings of each index that a name stands for."""
-        answer = self._client.indices.get_settings(index=index, flat_settings=True)
-        return [each["settings"] for each in answer.body.values()]
+        return [each["settings"] for each in self._ask("GET", index, "_settings", flat_settings=True).body.values()]
 
     def primaries(self, index: str) -> list[int]:
         """Return the number of primary shards of each index that a name stands for, 1 where it is not reported."""
         name = "index.number_of_shards"
-        answer = self._client.indices.get_settings(index=index, name=name, flat_settings=True, ignore_unavailable=True)
+        answer = self._ask("GET", index, "_settings", name, flat_settings=True, ignore_unavailable=True)
         return [int(each["settings"].get(name, 1)) for each in answer.body.values()]
 
     def mapping(self, index: str) -> dict[str, Any]:
         """Return the mapping of an index."""
-        return dict(self._client.indices.get_mapping(index=index).body[index]["mappings"])
+        return dict(self._ask("GET", index, "_mapping").body[index]["mappings"])
 
     def add_to_mapping(self, index: str, properties: Json) -> None:
         """Add fields to the mapping of an index."""
-        self._client.indices.put_mapping(index=index, properties=properties)
+        self._ask("PUT", index, "_mapping", body={"properties": properties})
 
     def refresh(self, index: str) -> tuple[int, int]:
         """Make documents searchable; return in how many shards that was done, and in how many it failed."""
-        shards = self._client.indices.refresh(index=index, ignore_unavailable=True)["_shards"]
+        shards = self._ask("POST", index, "_refresh", ignore_unavailable=True).body["_shards"]
         return int(shards["successful"]), int(shards["failed"])
 
     def pipeline(self, name: str) -> Json | None:
         """Return the definition of an ingest pipeline, {} if this user may not read it; None if it does not exist."""
-        answer = self._client.options(ignore_status=(FORBIDDEN, NOT_FOUND)).ingest.get_pipeline(id=name)
-        if answer.meta.status == NOT_FOUND:
+        answer = self._ask("GET", "_ingest", "pipeline", name, accept=[FORBIDDEN, NOT_FOUND])
+        if answer.status == NOT_FOUND:
             return None
-        return {} if answer.meta.status == FORBIDDEN else dict(answer.body)
+        return {} if answer.status == FORBIDDEN else dict(answer.body)
 
     # ---- nodes, about which this user, or a serverless cluster, need not answer: then nothing is returned
 
     def request_limits(self) -> list[int]:
         """Return the longest request that each node accepts, in bytes."""
-        nodes = self._nodes(self._asking.nodes.info(metric="http", filter_path=f"nodes.*.{'.'.join(_REQUESTS)}"))
+        nodes = self._nodes("http", filter_path=f"nodes.*.{'.'.join(_REQUESTS)}")
         return [_at(node, _REQUESTS) for node in nodes]
 
     def memory_limits(self) -> list[int]:
         """Return how many bytes of operations each node accepts at once. It answers 429 to all larger requests."""
-        path = f"nodes.*.{'.'.join(_MEMORY)}"
-        nodes = self._nodes(self._asking.nodes.stats(metric="indexing_pressure", filter_path=path))
+        nodes = self._nodes("stats", "indexing_pressure", filter_path=f"nodes.*.{'.'.join(_MEMORY)}")
         return [_at(node, _MEMORY) for node in nodes]
 
     def clocks(self) -> list[float]:
         """Return the time of each node, in seconds."""
-        nodes = self._nodes(self._asking.nodes.stats(metric="process", filter_path="nodes.*.timestamp"))
+        nodes = self._nodes("stats", "process", filter_path="nodes.*.timestamp")
         return [node["timestamp"] / 1000 for node in nodes]
 
     def data_nodes(self) -> int | None:
@@ -310,11 +343,11 @@ class ElasticsearchServer:
         return status
 
     def _health(self, field: str) -> Any:
-        return self._asking.cluster.health(filter_path=field).body.get(field)
+        return _fields(self._ask("GET", "_cluster", "health", accept=_MAY_NOT_ASK, filter_path=field)).get(field)
 
-    @staticmethod
-    def _nodes(answer: ObjectApiResponse[Any]) -> list[Any]:
-        return list(answer.body.get("nodes", {}).values())
+    def _nodes(self, *path: str, accept: Sequence[int] = _MAY_NOT_ASK, **parameters: Any) -> list[Any]:
+        answer = self._ask("GET", "_nodes", *path, accept=accept, **parameters)
+        return list(_fields(answer).get("nodes", {}).values())
 
     def version(self) -> str | None:
         """Return the server's version, or None if the user lacks the privilege to ask.
@@ -322,9 +355,9 @@ class ElasticsearchServer:
         Raises an older server's error for this client.
         """
         try:
-            nodes = self._nodes(self._client.nodes.info(node_id="_local", filter_path="nodes.*.version"))
+            nodes = self._nodes("_local", accept=(), filter_path="nodes.*.version")
             return next((str(node["version"]) for node in nodes), None)
-        except elasticsearch.ApiError as error:
+        except RequestRefused as error:
             if error.status_code not in _MAY_NOT_ASK:
                 raise
             self._refuse_newer_client()
@@ -333,14 +366,42 @@ class ElasticsearchServer:
     def _refuse_newer_client(self) -> None:
         """Send a new request, because filter_path removes the reason."""
         try:
-            self._client.nodes.info(node_id="_local")
-        except elasticsearch.ApiError as error:
+            self._ask("GET", "_nodes", "_local")
+        except RequestRefused as error:
             if error_type(error) == "media_type_header_exception":
                 raise
 
 
 _REQUESTS: Final = ("http", "max_content_length_in_bytes")
 _MEMORY: Final = ("indexing_pressure", "memory", "limit_in_bytes")
+
+
+def _target(path: Iterable[str | None], parameters: Json) -> str:
+    """Return a path of the parts that are given, with parameters."""
+    joined = "".join(f"/{quote(part, safe=',*')}" for part in path if part)
+    query = "&".join(f"{name}={_parameter(value)}" for name, value in parameters.items() if value is not None)
+    return f"{joined}?{query}" if query else joined
+
+
+def _parameter(value: object) -> str:
+    return quote(str(value).lower() if isinstance(value, bool) else str(value), safe=",*")
+
+
+def _given(fields: Json) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _fields(answer: Reply) -> Json:
+    """Return the fields of an answer, none if it is a proxy's text."""
+    return answer.body if isinstance(answer.body, Mapping) else {}
+
+
+def _whole(answer: Reply) -> Json:
+    """Return the answer to a scroll. Raises `NotServed` if a shard did not answer: no parameter makes that an error."""
+    shards = answer.body["_shards"]
+    if shards["failed"] or shards["successful"] + shards.get("skipped", 0) < shards["total"]:
+        raise NotServed(f"{shards['successful']} of {shards['total']} shards have answered")
+    return dict(answer.body)
 
 
 def _at(node: Any, path: Iterable[str]) -> int:

@@ -19,6 +19,7 @@ from epochsink.sink import Sink
 
 if TYPE_CHECKING:
     from epochsink.elasticsearch.committer import ElasticsearchCommitter
+    from epochsink.elasticsearch.server import ElasticsearchServer
     from epochsink.sink import Task
 
 
@@ -106,12 +107,19 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         """Make the writer of one task attempt. It connects only to validate."""
         if not self.validate:
             return ElasticsearchWriter(task, by_task=self.partition_by_key, dead_letters=self.dead_letter_index)
-        from epochsink.elasticsearch.preflight import Validator  # noqa: PLC0415 - imports the client
+        from epochsink.elasticsearch.preflight import Validator  # noqa: PLC0415 - a task that only spools needs none
 
-        return ElasticsearchWriter(task, Validator(self), by_task=self.partition_by_key)
+        return ElasticsearchWriter(task, Validator(self.connected(), self), by_task=self.partition_by_key)
 
     def participant(self, members: Mapping[str, ElasticsearchConfig]) -> ElasticsearchCommitter:
         """Make the driver's part. Does not connect yet."""
-        from epochsink.elasticsearch.committer import ElasticsearchCommitter  # noqa: PLC0415 - imports the client
+        from epochsink.elasticsearch.committer import ElasticsearchCommitter  # noqa: PLC0415 - no task needs it
 
-        return ElasticsearchCommitter(members)
+        return ElasticsearchCommitter(members, self.connected)
+
+    def connected(self) -> ElasticsearchServer:
+        """Return the cluster, by the vendor's client. Sends nothing yet."""
+        from epochsink.elasticsearch.connection import connect  # noqa: PLC0415 - imports the client
+        from epochsink.elasticsearch.server import ElasticsearchServer  # noqa: PLC0415 - no task needs it
+
+        return ElasticsearchServer(connect(self))

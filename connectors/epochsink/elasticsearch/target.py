@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from epochsink.elasticsearch import index_settings, pipelines
 from epochsink.elasticsearch.applied_epochs import MarkerDocument
 from epochsink.elasticsearch.config import ElasticsearchConfig
-from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.errors import UnfitIndex
+from epochsink.elasticsearch.indices import refresh
 from epochsink.elasticsearch.server import ElasticsearchServer
 from epochsink.errors import WentBack
 

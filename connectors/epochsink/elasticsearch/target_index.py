@@ -17,6 +17,12 @@ from epochsink.elasticsearch.target import ElasticsearchTarget
 from epochsink.errors import WentBack
 
 _LONGEST_PATH: Final = 3000
+ROLLOVERS: Final = (
+    "index.lifecycle.rollover_alias",
+    "index.plugins.index_state_management.rollover_alias",
+    "index.opendistro.index_state_management.rollover_alias",
+)
+"""Settings of an index that name the alias which rolls over, of Elasticsearch and of OpenSearch's plugin."""
 _PER_INDEX: Final = "an _id is unique within one index only"
 
 
@@ -161,9 +167,10 @@ def _unfit(name: str, described: Mapping[str, Any]) -> tuple[str, str] | None:
         several = f"{name!r} is an alias of {len(described)} indices ({', '.join(sorted(described))})"
         return f"{several}; {_PER_INDEX}: {reason}", "name one of the indices, or an alias of just one"
     ((index, only),) = described.items()
-    if name != index and only["settings"].get("index.lifecycle.rollover_alias") == name:
+    rollover = next((each for each in ROLLOVERS if only["settings"].get(each) == name), None)
+    if name != index and rollover:
         moves = f"the alias {name!r} rolls over from {index!r} to new indices"
-        hint = f"name the index {index!r}, or remove its setting index.lifecycle.rollover_alias"
+        hint = f"name the index {index!r}, or remove its setting {rollover}"
         return f"{moves}; {_PER_INDEX}: a replay after that would duplicate documents", hint
     alias = only.get("aliases", {}).get(name, {})
     if name != index and alias.get("is_write_index") is False:

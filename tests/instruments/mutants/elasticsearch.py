@@ -43,13 +43,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/server.py",
-        "allow_partial_search_results=False",
-        "allow_partial_search_results=True",
+        'options = {"allow_partial_search_results": False, **self._reads}',
+        'options = {"allow_partial_search_results": True, **self._reads}',
         f"{RETRY} -k 'not_available and _search'",
         "letters that nobody sees while their shard is not available",
     ),
     Mutant(
-        "elasticsearch/connection.py",
+        "elasticsearch/indices.py",
         "max(1, sum(server.primaries(index)))",
         "1",
         f"{RETRY} -k 'not_available and _refresh'",
@@ -57,8 +57,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/server.py",
-        "allow_partial_search_results=False",
-        "allow_partial_search_results=True",
+        'options = {"allow_partial_search_results": False, **self._reads}',
+        'options = {"allow_partial_search_results": True, **self._reads}',
         f"{RETRY} -k 'not_available and _search'",
         "letters of an interrupted run, whose documents are stored, in a shard that is not available",
     ),
@@ -540,7 +540,7 @@ MUTANTS: list[Mutant] = [
         "deleted documents that a delayed write restores",
     ),
     Mutant(
-        "elasticsearch/connection.py",
+        "elasticsearch/indices.py",
         "    if failed or refreshed < primaries:\n",
         "    if failed:\n",
         f"{EPOCHS} -k leaves_out_a_shard",

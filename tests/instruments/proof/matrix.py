@@ -13,7 +13,7 @@ from typing import Final
 PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "fault-matrix.md"
 BEGIN: Final = "<!-- written by proof.matrix -->"
 END: Final = "<!-- to here -->"
-FAMILIES: Final = ("Kafka", "PostgreSQL", "Elasticsearch")
+FAMILIES: Final = ("Kafka", "PostgreSQL", "Elasticsearch", "OpenSearch")
 TESTS: Final = {
     "real servers": ("integration", "failure", "instruments"),
     "simulation": ("simulation", "model"),

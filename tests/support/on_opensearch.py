@@ -1,0 +1,65 @@
+"""Runs the tests of Elasticsearch on OpenSearch: `make test ON=opensearch`.
+
+The variable EPOCHSINK_TESTS_ON_OPENSEARCH has the server's major version. Tests and pipelines get `OpenSearch` as
+their sink, with its own client. What a test itself asks of the server, it asks with the client of Elasticsearch, which
+here sends what OpenSearch takes. To be imported before what it changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import elasticsearch
+from elasticsearch._sync.client import _base
+
+import epochsink
+import epochsink_devkit.services
+from epochsink.elasticsearch import connection, server
+from epochsink.opensearch import OpenSearch
+from epochsink.opensearch.server import OpenSearchServer
+
+if TYPE_CHECKING:
+    from epochsink.elasticsearch.config import ElasticsearchConfig
+
+VERSION: Final = os.environ["EPOCHSINK_TESTS_ON_OPENSEARCH"]
+_OPTIONS: Final = {"request_timeout": "timeout", "basic_auth": "http_auth"}
+"""Options of Elasticsearch's client, and the names that OpenSearch's has for them."""
+
+
+class Elasticsearch(OpenSearch):
+    """The sink of the tests: OpenSearch, with arguments for Elasticsearch."""
+
+    def __init__(self, hosts: Any, **arguments: Any) -> None:
+        options = arguments.pop("options", None)
+        if options is not None:
+            arguments["options"] = {_OPTIONS.get(name, name): value for name, value in options.items()}
+        super().__init__(hosts, **arguments)
+
+
+class ServerOfTests(OpenSearchServer):
+    """The requests of the sink, sent by the client of a test."""
+
+    def __init__(self, client: elasticsearch.Elasticsearch) -> None:
+        self.threads = server.Threads()
+        self.client = connection.ElasticsearchClient(client)
+
+
+def _connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
+    return elasticsearch.Elasticsearch(list(config.hosts), request_timeout=60)
+
+
+def _patch(version: str) -> None:
+    # neither the header that only Elasticsearch understands, nor the one that only Elasticsearch sends
+    _base._COMPAT_MIMETYPE_RE = re.compile(r"(?!)(.)(.)")
+    _base.BaseClient._verified_elasticsearch = property(lambda _: True, lambda _, __: None)  # type: ignore[assignment]
+    services: Any = epochsink_devkit.services
+    services.LocalElasticsearch = services.LocalOpenSearch3 if version == "3" else services.LocalOpenSearch
+    changed: Any = epochsink
+    changed.Elasticsearch = changed.elasticsearch.Elasticsearch = Elasticsearch
+    connection.connect = _connect
+    changed.elasticsearch.server.ElasticsearchServer = ServerOfTests
+
+
+_patch(VERSION)
