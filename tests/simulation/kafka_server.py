@@ -75,6 +75,14 @@ class MemoryKafka(KafkaServer):
         super().__init__("memory:9092", TIMEOUT_SECONDS, SimulatedClock())
         self._brokers: Brokers = world.brokers
         self._step = world.copying(LETTER, step)
+        self._is_turned = False
+
+    def beside(self, *questions: Callable[[], Any]) -> list[Any]:
+        """Ask them one after another, from the first one or, every other time, from the last one."""
+        self._is_turned = not self._is_turned
+        if self._is_turned:
+            return [question() for question in reversed(questions)][::-1]
+        return super().beside(*questions)
 
     def step(self, name: str, request: Callable[[], Answer], *, reads: bool = False) -> Answer:
         """Make a request; the brokers go on with what is decided."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from epochsink.kafka import cluster
 from epochsink.kafka.cluster import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class Answering(Cluster):
@@ -54,6 +55,43 @@ def test_each_broker_that_is_there_now_is_asked_with_a_request_of_its_own() -> N
         asked = cluster.ask_brokers(object)
         assert [node for node, _ in asked] == sorted(there)
         assert len({id(request) for _, request in asked}) == len(there)
+
+
+def test_questions_are_asked_at_the_same_time_and_answered_in_their_order() -> None:
+    each = threading.Barrier(3)
+
+    def question(number: int) -> Callable[[], int]:
+        def ask() -> int:
+            each.wait(10)
+            return number
+
+        return ask
+
+    cluster = Cluster("127.0.0.1:1", {}, 1.0)
+    assert cluster.beside(*map(question, range(3))) == [0, 1, 2]
+    cluster.close()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_question_that_fails_lets_the_others_end_first(failing: int) -> None:
+    ended: list[int] = []
+    fails = threading.Event()
+
+    def question(number: int) -> Callable[[], None]:
+        def ask() -> None:
+            if number == failing:
+                fails.set()
+                raise ConnectionError
+            fails.wait(10)
+            ended.append(number)
+
+        return ask
+
+    cluster = Cluster("127.0.0.1:1", {}, 1.0)
+    with pytest.raises(ConnectionError):
+        cluster.beside(*map(question, range(3)))
+    assert sorted(ended) == [number for number in range(3) if number != failing]
+    cluster.close()
 
 
 @pytest.fixture

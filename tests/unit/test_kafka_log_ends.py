@@ -105,7 +105,7 @@ def test_a_vote_on_rows_that_the_topic_may_no_longer_keep_fails(topic: Topic) ->
     assert ends.note(FIRST, ROWS, 60.0)
     topic.settings["unclean.leader.election.enable"] = "true"
     with pytest.raises(PrepareFailed, match=r"unclean\.leader\.election\.enable = true"):
-        ends.added(FIRST, [part()])
+        ends.require_kept(FIRST)
 
 
 def test_the_topic_of_dead_letters_must_keep_them_too_and_its_ends_are_noted(
@@ -121,7 +121,7 @@ def test_the_topic_of_dead_letters_must_keep_them_too_and_its_ends_are_noted(
     assert {place.topic for place in added.places} == {"orders", "orders.dead_letter"}
     kept["orders.dead_letter"]["retention.ms"] = "3600000"
     with pytest.raises(PrepareFailed, match=r"the topic of dead letters has retention\.ms"):
-        ends.added(FIRST, [with_letters])
+        ends.require_kept(FIRST)
     assert not ends.note(SECOND, ROWS, 60.0)
 
 

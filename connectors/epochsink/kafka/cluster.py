@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from epochsink.kafka.committed_records import CommittedRecord
 
 
+_BESIDE: Final = 2
+"""Questions that are asked beside another one."""
 _COORDINATORS_KEPT: Final = 10_000
 _IN_FLIGHT: Final = 64
 """Requests that are sent before the first answer."""
@@ -81,6 +84,7 @@ class Cluster(KafkaServer):
         _quieten()
         self._admin: KafkaAdminClient | None = None
         self._connecting = threading.Lock()
+        self._threads = ThreadPoolExecutor(_BESIDE, thread_name_prefix="epochsink-kafka")
         self._coordinators: dict[tuple[int, str], int] = {}
         self._topics: dict[str, Topic] = {}
         self._brokers: list[int] = []
@@ -112,7 +116,17 @@ class Cluster(KafkaServer):
         except (kafka_errors.KafkaError, OSError) as failure:
             raise self._translated(failure) from failure
 
+    def beside(self, *questions: Callable[[], Any]) -> list[Any]:
+        first, *others = questions
+        futures = [self._threads.submit(question) for question in others]
+        try:
+            answer = first()
+        finally:
+            wait(futures)
+        return [answer, *(each.result() for each in futures)]
+
     def close(self) -> None:
+        self._threads.shutdown()
         if self._admin is not None:
             self._admin.close()
             self._admin = None

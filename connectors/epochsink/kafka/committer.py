@@ -205,7 +205,7 @@ class KafkaCommitter(Participant):
     def _voted(self, epoch: Epoch, parts: list[KafkaCommittable], rows: Rows) -> list[KafkaCommittable]:
         for turn in range(_TURNS + 1):
             # look at all parts in every turn: one may expire while another is written again
-            lost, whole = self._asked(epoch, parts)
+            lost, whole = self._asked(epoch, parts, is_first=turn == 0)
             if not lost:
                 return [whole[index] for index in range(len(parts))]
             if turn == _TURNS or not self._config.is_redone:
@@ -226,17 +226,26 @@ class KafkaCommitter(Participant):
         )
 
     def _asked(
-        self, epoch: Epoch, parts: Sequence[KafkaCommittable]
+        self, epoch: Epoch, parts: Sequence[KafkaCommittable], *, is_first: bool
     ) -> tuple[dict[int, str], Mapping[int, KafkaCommittable]]:
-        """Return why parts cannot be committed, and the complete parts with their places; both by index."""
+        """Return why parts cannot be committed, and the complete parts with their places; both by index.
+
+        The first time, raise `PrepareFailed` if a topic that is to keep the rows no longer does.
+        """
         deadline = self._cluster.deadline()
+        # the fence in the same request, and after the last part was prepared: see `epochsink.kafka.fence`
+        wanted = [*(part.transaction.transactional_id for part in parts), self._fence.name]
+        # in any order, since each comes after the last part was prepared: what is lost after one of these looks, the
+        # commit notices
+        questions: list[Callable[[], Any]] = [
+            lambda: self._transactions.describe(wanted, deadline),
+            lambda: self._witness.look(parts, (), deadline, self._seen_whole_before),
+        ]
+        if is_first and any(part.kept_in_topic for part in parts):
+            questions.append(lambda: self._log_ends.require_kept(epoch))
         try:
-            # the fence in the same request, and after the last part was prepared: see `epochsink.kafka.fence`
-            wanted = [*(part.transaction.transactional_id for part in parts), self._fence.name]
-            now = self._transactions.describe(wanted, deadline)
+            now, seen, *_ = self._cluster.beside(*questions)
             self._fence.verify(now[self._fence.name], deadline)
-            # last: if a topic is deleted after this look, the commit notices it
-            seen = self._witness.look(parts, (), deadline, self._seen_whole_before)
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
                 f"epoch {epoch.number}: the brokers could not be asked for its transactions: {failure}",

@@ -133,11 +133,14 @@ class LogEnds:
         self._noted = None
         if self._has_outlasted(epoch, transaction_seconds):
             return False
+        logs = [TopicLog(self._cluster, topic) for topic in self._topics]
         try:
-            if self._why_not(schema) is not None:
+            # mostly the answer is that of the epoch before: then the ends are needed
+            beside = [] if self._said else [each.ends for each in logs]
+            why, *numbers = self._cluster.beside(lambda: self._why_not(schema), *beside)
+            if why is not None:
                 return False
-            logs = [TopicLog(self._cluster, topic) for topic in self._topics]
-            ends = {each.topic: each.ends() for each in logs}
+            ends = dict(zip(self._topics, numbers or [each.ends() for each in logs], strict=True))
         except (Unreachable, Refused) as failure:
             log.info("epoch %d is spooled: topic %s could not be read: %s", epoch.number, self._named, failure)
             return False
@@ -154,7 +157,7 @@ class LogEnds:
     def added(self, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> list[KafkaCommittable]:
         """Return the tasks' parts with the ends that `note` noted for their attempt.
 
-        Raises `PrepareFailed` if the topic was created again, or no longer keeps the rows.
+        Raises `PrepareFailed` if the topic was created again. `require_kept` has to follow.
         """
         if self._noted is None or self._noted.attempt != epoch.attempt:
             return list(parts)
@@ -166,6 +169,16 @@ class LogEnds:
                 "epoch was written",
                 hint="nothing is recorded yet: Spark runs the epoch again",
             )
+        # a part without letters is not looked for in their topic
+        return [
+            replace(part, kept_in_topic=True, places=tuple(at for at in self._noted.places if at.topic in part.topics))
+            for part in parts
+        ]
+
+    def require_kept(self, epoch: Epoch) -> None:
+        """Raise `PrepareFailed` if the topic no longer keeps the rows of an epoch whose tasks have ended."""
+        if self._noted is None:
+            return
         try:
             why = self._why_not(self._noted.schema)
         except (Unreachable, Refused) as failure:
@@ -178,11 +191,6 @@ class LogEnds:
                 f"epoch {epoch.number}: topic '{self._named}' may no longer keep the rows that were written: {why}",
                 hint="nothing is recorded yet: Spark runs the epoch again, with a copy of its rows in the spool",
             )
-        # a part without letters is not looked for in their topic
-        return [
-            replace(part, kept_in_topic=True, places=tuple(at for at in self._noted.places if at.topic in part.topics))
-            for part in parts
-        ]
 
     def _has_outlasted(self, epoch: Epoch, transaction_seconds: float) -> bool:
         before, now = self._begun, self._cluster.clock.monotonic()

@@ -231,6 +231,13 @@ class KafkaServer(ABC):
         except (kafka_errors.KafkaError, OSError) as failure:
             raise self._translated(failure) from failure
 
+    def beside(self, *questions: Callable[[], Any]) -> list[Any]:
+        """Return the answers to questions none of which depends on another's answer, in their order.
+
+        They may be asked at the same time. If one fails, that is raised when the others have ended.
+        """
+        return [question() for question in questions]
+
     def _translated(self, failure: Exception) -> Unreachable | Refused:
         if not is_passing(failure):
             return refused(f"{self.target} refuses a request", failure)
