@@ -110,10 +110,10 @@ on-elasticsearch9: $(ELASTICSEARCH9)/.installed-from-lock
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/python -c 'import elasticsearch as e; assert e.__version__[0] == 9, e.__file__'
 	PYTHONPATH=$(ELASTICSEARCH9) $(PYTEST) $(SELECTED) $(wildcard tests/*/test_elasticsearch*.py)
 
-# what talks to Elasticsearch, and the contract, with OpenSearch in its place, 2.19 or (OPENSEARCH=3) newer
+# what talks to Elasticsearch, with OpenSearch in its place, and OpenSearch's own tests: on 2.19 or (OPENSEARCH=3) 3.9
 on-opensearch: $(STAMP)
 	@$(RUN)/epochsink services fetch kafka opensearch
-	EPOCHSINK_TESTS_ON_OPENSEARCH=$(OPENSEARCH) $(PYTEST) $(SELECTED) $(wildcard tests/*/test_elasticsearch*.py)
+	EPOCHSINK_TESTS_ON_OPENSEARCH=$(OPENSEARCH) $(PYTEST) $(SELECTED) $(wildcard tests/*/test_elasticsearch*.py tests/*/test_opensearch*.py)
 
 # the wheel in fresh environments: oldest and newest that pyproject.toml allows (or VERSIONS="4.1 4.2")
 on-versions: $(STAMP)

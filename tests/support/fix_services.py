@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -14,6 +15,7 @@ from epochsink_devkit.services import (
     LocalHdfs,
     LocalKafka,
     LocalOpenSearch,
+    LocalOpenSearch3,
     LocalPostgres,
     LocalRegistry,
     LocalS3,
@@ -108,8 +110,12 @@ def elasticsearch(make_elasticsearch: Callable[..., ElasticsearchService]) -> It
 
 @pytest.fixture(scope="session")
 def opensearch() -> Iterator[ElasticsearchService]:
-    """Return the session's OpenSearch, started by the first test that asks. Do not stop it: others use it."""
-    with LocalOpenSearch(short_lived=True) as service:
+    """Return the session's OpenSearch, started by the first test that asks. Do not stop it: others use it.
+
+    Version 2.19, unless `make test ON=opensearch OPENSEARCH=3` runs the tests.
+    """
+    newest = os.environ.get("EPOCHSINK_TESTS_ON_OPENSEARCH") == "3"
+    with (LocalOpenSearch3 if newest else LocalOpenSearch)(short_lived=True) as service:
         yield service
 
 
