@@ -74,7 +74,7 @@ class Container:
     @property
     def jvm(self) -> psutil.Process | None:
         """The executor's or the application master's JVM, None if it does not run."""
-        return next((process for process in self.processes if process.name() == "java"), None)
+        return next((process for process in self.processes if _program(process) == "java"), None)
 
     def send(self, signum: signal.Signals) -> None:
         """Signal all processes."""
@@ -117,7 +117,7 @@ class _Daemon:
     @property
     def process(self) -> psutil.Process | None:
         """The daemon itself, None if it does not run."""
-        return next((one for one in self.tree() if self._main in _words(one) and one.name() == "java"), None)
+        return next((one for one in self.tree() if _program(one) == "java" and one.cmdline()[-1] == self._main), None)
 
     def send(self, signum: signal.Signals) -> None:
         """Signal the daemon, and none of its containers."""
@@ -286,8 +286,8 @@ class YarnCluster:
         }
 
 
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.NoSuchProcess:
-        return []
+def _program(process: psutil.Process) -> str:
+    """Return the name of a process's program, nothing if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import psutil
-from harness import RUN_SECONDS, Harness, make_topic
+from harness import PIPELINE, RUN_SECONDS, Harness, make_topic
 from indices import keyed
 from tables import make_table
 
@@ -21,12 +22,15 @@ from model.recorded import RecordedCheckpoint
 from nemesis.store import HdfsFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from processes import PipelineProcess
 
     from epochsink.protocol.storage import Storage
     from epochsink_devkit.services import ElasticsearchService, KafkaService, LocalHdfs, PostgresService
     from epochsink_devkit.services.yarn import Container, YarnCluster
 
+SUBMIT: Final = Path(__file__).with_name("submit.py")
 SETTINGS: Final = {
     "spark.task.maxFailures": "20",
     # a test kills more of them than Spark allows within the life of an application by default
@@ -47,9 +51,9 @@ class World:
 
 
 class YarnHarness(Harness):
-    """A pipeline in client mode; ``name`` is that of its targets and of its folder on HDFS."""
+    """A pipeline in client or cluster mode; ``name`` is that of its targets and of its folder on HDFS."""
 
-    def __init__(self, folder: Path, world: World, name: str) -> None:
+    def __init__(self, folder: Path, world: World, name: str, *, cluster_mode: bool) -> None:
         root = f"http://127.0.0.1:{world.hdfs.web_port}/webhdfs/v1/{name}"
         self._files = cast("Storage", HdfsFiles(root))
         self.yarn = world.yarn
@@ -60,6 +64,7 @@ class YarnHarness(Harness):
             folder,
             world.kafka,
             f"{name}_source",
+            program=SUBMIT if cluster_mode else PIPELINE,
             watch=lambda _, run, log: RecordedCheckpoint(self._files, run, log),
             checkpoint=f"{world.hdfs.url}/{name}",
             settings={**world.yarn.settings, **SETTINGS},
@@ -76,6 +81,25 @@ class YarnHarness(Harness):
     def executors(self) -> list[Container]:
         """Return the running executors whose JVM runs, oldest first."""
         return [one for one in self.yarn.containers() if not one.is_master and one.jvm is not None]
+
+    def stopped(self, process: PipelineProcess, once: Path) -> tuple[Container, psutil.Process]:
+        """Wait until a process of a container has stopped at the armed failpoint; return both."""
+
+        def found() -> tuple[Container, psutil.Process] | None:
+            if once.exists():
+                for container in self.yarn.containers():
+                    for one in container.processes:
+                        with suppress(psutil.NoSuchProcess):
+                            if one.status() == psutil.STATUS_STOPPED:
+                                return container, one
+            return None
+
+        return cast("tuple[Container, psutil.Process]", self.wait_for(process, found, "the stop"))
+
+    def masters(self) -> list[str]:
+        """Return the names of all application masters that have ever run, oldest first."""
+        folders = (folder for node in self.yarn.nodes for folder in node.folder.glob("logs/*/*_000001"))
+        return sorted(folder.name for folder in folders)
 
     def takes(self) -> int:
         """Return how many drivers have taken the ledger."""
@@ -97,6 +121,11 @@ class YarnHarness(Harness):
         assert code == 0, self.tail()
         assert self.watch.decided() == self._fed
         self.log.write("drained")
+
+    def armed(self, point: str, once: Path) -> Mapping[str, str]:
+        """Return the settings with which a Python worker stops at a failpoint, the first that comes there."""
+        values = {"": point, "_ONCE": str(once), "_SIGNAL": "STOP"}
+        return {f"spark.executorEnv.EPOCHSINK_FAILPOINT{name}": value for name, value in values.items()}
 
     def verdict(self, **counts: Any) -> None:
         """Judge, and print the counts."""
