@@ -80,9 +80,8 @@ def main() -> int:
 
 def work(chosen: argparse.Namespace, me: int, results: Queue[Findings]) -> None:
     """Be one process: play plans until the time is over, and tell what they have shown."""
-    # a plan leaves rings of objects; to look for them after every few hundred takes a tenth of the time
+    # what is there by now is never looked at again for rings of objects
     gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
     pairs = list(itertools.product(chosen.sinks.split(","), (0, 1, 2)))
     turns = list(at_random(pairs, chosen.seed + me * 1_000_003))
     # the first turns too, when the time is too short for a turn of each

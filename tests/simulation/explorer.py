@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shares import SHARE
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from simulation.plans import Plan
+
+
+_SEARCHED_AFTER: Final = (100_000, 20, 100)
+"""How many more objects there are when Python looks for rings among them; the others as in `gc.set_threshold`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,17 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+@contextmanager
+def seldom_searched() -> Iterator[None]:
+    """Let Python look for rings of objects after some hundred plans only: each leaves few, and a look takes long."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_SEARCHED_AFTER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def steps_of(sinks: str, schedule: int, variant: Variant = PRODUCTION) -> int:
     """Return how many steps a run without faults makes before the healthy run."""
     return play((), sinks, schedule, variant).steps_before_healing
@@ -105,7 +121,7 @@ def explore(
     """Play this run's share of the plans, at most of ``most`` of them, and judge each, until the time is over."""
     findings = findings or Findings()
     deadline = None if seconds is None else time.monotonic() + seconds
-    with quiet():
+    with quiet(), seldom_searched():
         for plan in SHARE.of(itertools.islice(plans, most)):
             if deadline and time.monotonic() > deadline:
                 break
