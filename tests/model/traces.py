@@ -88,6 +88,8 @@ class Possible(NamedTuple):
     generations: tuple[Generation, ...] = ()
     over: bool = False
     """Whether the query has stopped for its operator."""
+    is_set_back: bool = False
+    """Whether a target was set back, perhaps to before the query joined: of that the specification knows nothing."""
     others_lost: bool = False
     """Whether a target was set back whose epochs have other transactions than the one that is followed."""
 
@@ -222,6 +224,11 @@ class Possible(NamedTuple):
             yield from (move.to for move in self.protocol.steps(s, d) if move.name == "stop")
             # the commit thread, which is idle, sees it too
             if s.transactions.prepared.intersection(s.ledger.records[: s.ledger.done]):
+                yield s
+            if self.is_set_back and not (s.transactions.visible and s.documents.own):
+                yield s
+            # the vote compares marks in its own transaction, and so does the sweep after a failed attempt
+            if any(self.protocol.disagreement(mark, s.ledger) for mark in (s.transactions.mark, s.documents.mark)):
                 yield s
             # PostgreSQL's mark names the copy as well, of which an older ledger may have no record
             if s.restored and any(part not in s.ledger.records for part in s.transactions.visible[-1:]):
@@ -366,7 +373,9 @@ class Possible(NamedTuple):
 
     def begins_anew(self) -> Possible:
         """Begin a new checkpoint on the same targets, which know nothing of it."""
-        return self._replace(states=frozenset([State()]), gates=frozenset(), over=False, others_lost=False)
+        return self._replace(
+            states=frozenset([State()]), gates=frozenset(), over=False, is_set_back=False, others_lost=False
+        )
 
     def transactions_are_set_back(self, of_each: int) -> Possible:
         """Put an older copy of them back, or lose the newest: any of those that the ledger names may be prepared.
@@ -399,7 +408,7 @@ class Possible(NamedTuple):
     def _set_back(self, older: Callable[[State], Iterable[State]]) -> Possible:
         states = {to for s in self.states for to in older(s)}
         looked = {s.put(d, d._replace(commit="looked")) for s in states for d in s.drivers if d.commit == "done"}
-        return self._replace(states=frozenset(states | looked))
+        return self._replace(states=frozenset(states | looked), is_set_back=True)
 
     # ---- what to show
 

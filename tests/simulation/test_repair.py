@@ -37,7 +37,7 @@ def judged(some: Iterable[tuple[plans.Plan, Variant]], sinks: str, schedule: int
                     # a copy of the checkpoint does not know where the other one's repair has written
                     excused.append("cannot be told exactly")
                 if sinks == "K":
-                    # requests of one commit were lost: its rows are there, and no marker or an older one; repair says so
+                    # requests of one commit were lost: its rows are there, and no marker or an older one
                     excused.append(" in place of ")
                     # the pending epoch's id has committed an epoch that was applied again: nothing tells that from a
                     # commit of this one whose marker is late
