@@ -8,11 +8,13 @@ ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
 CONTAINER_ROUND ?= examples/test_pipeline.py tests/contract/test_postgres.py tests/contract/test_elasticsearch.py
-# what of Elasticsearch's tests runs with version 9: SELECTED= for all
+# what of a sink's tests runs on servers of other versions: SELECTED= for all
 SELECTED ?= -m "not thorough"
 # the major version of OpenSearch for them
 OPENSEARCH ?= 2
 VERSIONS ?= oldest newest
+# servers of other versions than `services up` starts
+SERVERS ?= kafka-3.5.2 kafka-3.9.1 kafka-4.1.1 kafka-4.3.1 postgres-14.24 elasticsearch-9.5.3
 MINUTES ?= 10
 # what the proof's runs have found, a file each
 RECORDS ?= docs/explanation/proof
@@ -57,13 +59,13 @@ PROOFS := simulation kills connect options requests pairs mutants soak scoreboar
 CHOSEN := $(subst $(comma), ,$(ONLY))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all on-elasticsearch9 on-opensearch on-versions on-containers on-containers-round on-programs on-yarn lint format docs bench prove release lock clean
+.PHONY: help venv demo test test-all on-elasticsearch9 on-opensearch on-versions on-servers on-containers on-containers-round on-programs on-yarn lint format docs bench prove release lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 	@echo
 	@echo "make test ON=versions             the wheel on the oldest and newest that it allows (VERSIONS=4.1); or ON=elasticsearch9, opensearch,"
-	@echo "                                  containers, containers-round, programs (Chromium, Prometheus, MariaDB), yarn"
+	@echo "                                  servers (SERVERS=kafka-3.9.1), containers, containers-round, programs (Chromium, ...), yarn"
 	@echo "make bench ONLY=kafka,epoch       of $(BENCHMARKS) experiments;"
 	@echo "                                  OLD=other/connectors for against and epoch, MINUTES=10 for outage, ARGS= for the program"
 	@echo "make prove ONLY=kills,soak        of $(PROOFS);"
@@ -121,6 +123,13 @@ on-versions: $(STAMP)
 	@EPOCHSINK_VERSIONS="$(VERSIONS)" $(RUN)/python tests/instruments/versions/environments.py $(WHEEL) $(VENV)/versions
 	@printf '%s\n' $(VERSIONS) | EPOCHSINK_WHEEL=$(WHEEL) EPOCHSINK_ENVIRONMENTS=$(VENV)/versions \
 		xargs -P 2 -I{} env EPOCHSINK_VERSIONS={} $(RUN)/pytest tests/instruments/versions
+
+# a sink's contract and integration tests on its server in other versions (or SERVERS="kafka-4.2.2 postgres-16.10")
+on-servers: $(STAMP)
+	@set -e; for server in $(SERVERS); do ( \
+		name=$${server%%-*}; export EPOCHSINK_$$(echo $$name | tr a-z A-Z)=$${server#*-}; echo "== $$server"; \
+		$(RUN)/epochsink services fetch $$name; $(PYTEST) $(SELECTED) tests/contract/test_$${name}*.py tests/integration/test_$${name}*.py; \
+	); done
 
 # the sinks' contract and integration tests on containers in place of processes
 on-containers: $(STAMP)

@@ -19,7 +19,7 @@ from epochsink import ExactlyOnce, Postgres, Sink
 from epochsink.errors import EpochsinkError
 from epochsink.testing import LocalSink
 
-IMAGE = os.environ.get("POSTGRES_IMAGE", "postgres:18.0")
+IMAGE = os.environ.get("POSTGRES_IMAGE", "postgres:18.6")
 
 
 def run_pipeline(spark: SparkSession, folder: Path, checkpoint: Path, sink: Sink) -> None:

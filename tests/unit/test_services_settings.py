@@ -171,6 +171,27 @@ def test_elasticsearch_is_of_the_clients_major_version(
     assert versions.elasticsearch().version.startswith(server)
 
 
+def test_the_environment_names_other_versions_whose_jars_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"EPOCHSINK_KAFKA": "3.9.1", "EPOCHSINK_POSTGRES": "14.24"}
+    shown = "from epochsink_devkit.services import versions as v; print(v.KAFKA_BUNDLE, v.postgres_bundle('x86_64'))"
+    done = subprocess.run(
+        [sys.executable, "-c", shown], env={**os.environ, **named}, check=True, capture_output=True, text=True
+    )
+    assert "version='3.9.1', sha256=None" in done.stdout
+    assert "version='14.24.0', sha256=None" in done.stdout
+    assert done.stdout.count("locked=False") == len(named)
+    monkeypatch.setenv("EPOCHSINK_ELASTICSEARCH", "9.1.2")
+    release = versions.elasticsearch()
+    assert (release.version, release.java_minimum) == ("9.1.2", versions.ELASTICSEARCH[9].java_minimum)
+    assert not release.bundle.locked
+    monkeypatch.setenv("EPOCHSINK_ELASTICSEARCH", versions.ELASTICSEARCH[9].version)
+    assert versions.elasticsearch() == versions.ELASTICSEARCH[9]
+    monkeypatch.setenv("EPOCHSINK_ELASTICSEARCH", "7.17.29")
+    with pytest.raises(ServiceError, match=r"EPOCHSINK_ELASTICSEARCH=7\.17\.29: no version of this major") as caught:
+        versions.elasticsearch()
+    assert caught.value.hint == "name a version 8 or 9"
+
+
 def test_a_client_without_a_pinned_elasticsearch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochsink_devkit.services.versions.metadata.version", lambda _: "7.17.13")
     with pytest.raises(ServiceError, match=r"no Elasticsearch 7 is pinned for the installed client 7\.17\.13"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -12,10 +12,14 @@ import pyspark
 
 from epochsink.errors import ServiceError
 
-KAFKA = "4.1.1"
-POSTGRES = "18.0"
-POSTGRES_JDBC = "42.7.8"
-_POSTGRES_JDBC_SHA256 = "2a32a9dcbc42d67a50ad3a0de5efd102c8d2be46720045f2cbd6689f160ab7c7"
+_KAFKA = "4.4.0"
+_POSTGRES = "18.6"
+KAFKA = os.environ.get("EPOCHSINK_KAFKA") or _KAFKA
+"""The version of Kafka: the pinned one, or the one that the environment variable EPOCHSINK_KAFKA names."""
+POSTGRES = os.environ.get("EPOCHSINK_POSTGRES") or _POSTGRES
+"""The version of PostgreSQL, by the environment variable EPOCHSINK_POSTGRES."""
+POSTGRES_JDBC = "42.7.14"
+_POSTGRES_JDBC_SHA256 = "73914527305a40cce504b0d3d90b23caf565136912d607ae8ae7c5895512332c"
 JAVA_MINIMUM = 17
 
 IMAGES_VARIABLE = "EPOCHSINK_IMAGES"
@@ -97,16 +101,17 @@ KAFKA_BUNDLE = Bundle(
             "org.apache.kafka",
             "kafka_2.13",
             KAFKA,
-            "e89428126cc7630a802123ba27aac4442816840b66d60670226feaff65f24fd1",
+            "76d3314f873571677ff98620ab9a431e508e3687f921a3df4f70d692a970475e" if KAFKA == _KAFKA else None,
         ),
         # The broker's artifact has slf4j without a binding, so nothing would be logged.
         Artifact(
             "org.apache.logging.log4j",
             "log4j-slf4j-impl",
-            "2.24.3",
-            "40dec251164d1576e000968cd02e56a1125f46b91fb694a06dfa168f1335da48",
+            "2.25.5",
+            "3d25b926bc6025c47ec010459749c12aa66b9d5537ba1922d67d89a098a66607",
         ),
     ),
+    locked=KAFKA == _KAFKA,
 )
 
 
@@ -118,20 +123,20 @@ class ElasticsearchRelease:
     java_minimum: int
     java_newest: int
     java_options: tuple[str, ...]
-    sha256: str
-    http_sha256: str
+    sha256: str | None
+    http_sha256: str | None
 
     @property
     def bundle(self) -> Bundle:
         """The server's jars."""
         server = Artifact("org.elasticsearch", "elasticsearch", self.version, self.sha256)
-        return Bundle(f"elasticsearch-{self.version}", (server,))
+        return Bundle(f"elasticsearch-{self.version}", (server,), locked=self.sha256 is not None)
 
     @property
     def http_bundle(self) -> Bundle:
         """The HTTP transport, which is a module: it and its netty jars need a separate folder."""
         transport = Artifact("org.elasticsearch.plugin", "transport-netty4", self.version, self.http_sha256)
-        return Bundle(f"elasticsearch-netty-{self.version}", (transport,))
+        return Bundle(f"elasticsearch-netty-{self.version}", (transport,), locked=self.http_sha256 is not None)
 
     @property
     def image(self) -> Image:
@@ -141,12 +146,12 @@ class ElasticsearchRelease:
 
 ELASTICSEARCH = {
     8: ElasticsearchRelease(
-        "8.19.9",
+        "8.19.21",
         17,
         23,  # this release needs the security manager, which Java 24 removed
         ("-Djava.security.manager=allow",),
-        "37805ef8d9996d32871c92a5cbd697f374ff8c7f283edab91069973fe9e12fc8",
-        "86a6729752068f0f12075ac4abc5be6552fe64d281d6c684eb882c6a5e13fd92",
+        "f69404b43afa0b5fbbd135c4b2b5cc5cac150a0eed4a94fbe820a821663bbf09",
+        "3c11b0a17907432e5425df1500c71461376a6b270de265b55cf0ee5f6918cbc7",
     ),
     9: ElasticsearchRelease(
         "9.2.2",
@@ -219,7 +224,15 @@ OPENSEARCH = {
 
 
 def elasticsearch() -> ElasticsearchRelease:
-    """Return the release of the installed client's major version, the only one that the client supports."""
+    """Return the release of the installed client's major version, or the one that EPOCHSINK_ELASTICSEARCH names."""
+    if version := os.environ.get("EPOCHSINK_ELASTICSEARCH"):
+        majors = {str(major): release for major, release in ELASTICSEARCH.items()}
+        if (pinned := majors.get(version.partition(".")[0])) is None:
+            raise ServiceError(
+                f"EPOCHSINK_ELASTICSEARCH={version}: no version of this major is pinned",
+                hint=f"name a version {' or '.join(majors)}",
+            )
+        return pinned if version == pinned.version else replace(pinned, version=version, sha256=None, http_sha256=None)
     try:
         major = int(metadata.version("elasticsearch").partition(".")[0])
     except metadata.PackageNotFoundError:
@@ -233,8 +246,8 @@ def elasticsearch() -> ElasticsearchRelease:
 
 
 _POSTGRES_BINARIES = {
-    "x86_64": ("amd64", "5dbbdf754ddb3ae2169b7864de4b7c294ec6add47999331a64f1c6c85e862a0c"),
-    "aarch64": ("arm64v8", "d1422a51547b9ef34e3c371d0709892f37bbc47ef478e25c4dcc6d8d45b14c4c"),
+    "x86_64": ("amd64", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"),
+    "aarch64": ("arm64v8", "5f54e016723afa6213925a8acb939bac52944b1d348f65c7a20f0cd2928c31be"),
 }
 
 
@@ -248,7 +261,9 @@ def postgres_bundle(machine: str | None = None) -> Bundle:
         )
     name, sha256 = _POSTGRES_BINARIES[machine]
     module = f"embedded-postgres-binaries-linux-{name}"
-    return Bundle(f"postgres-{POSTGRES}-{name}", (Artifact("io.zonky.test.postgres", module, f"{POSTGRES}.0", sha256),))
+    pinned = POSTGRES == _POSTGRES
+    programs = Artifact("io.zonky.test.postgres", module, f"{POSTGRES}.0", sha256 if pinned else None)
+    return Bundle(f"postgres-{POSTGRES}-{name}", (programs,), locked=pinned)
 
 
 LOCKED_SPARK = "4.0.0"
