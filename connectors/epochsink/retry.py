@@ -6,11 +6,12 @@ so that the tasks of an epoch do not all return at the same moment to a server t
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_never, wait_random_exponential
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -40,26 +41,37 @@ class RetryPolicy:
     first_pause: float
     longest_pause: float
     clock: Clock
-    sleep: Callable[[float], object]
+    sleep: Callable[[float], None]
 
     def __call__(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
         """Return what a function returns, once it succeeds; raises its last failure unchanged."""
-        begun, failures, pause = self.clock.monotonic(), 0, self.first_pause
-        while True:
-            try:
-                return function(*args, **kwargs)
-            except BaseException as failure:
-                failures += 1
-                if not self.is_passing(failure) or self._is_over(begun, failures):
-                    raise
-            # not in the handler: the next failure does not come of this one
-            pause = min(pause, self.longest_pause)
-            self.sleep(random.uniform(0.0, pause))  # noqa: S311 - no secret
-            pause *= 2
+        begun = self.clock.monotonic()
+        first: list[BaseException] = []
+        try:
+            # not by tenacity, which makes a dozen objects for each call: nearly all calls succeed at once
+            return function(*args, **kwargs)
+        except BaseException as failure:
+            if not self.is_passing(failure):
+                raise
+            first.append(failure)
 
-    def _is_over(self, begun: float, failures: int) -> bool:
-        is_late = self.seconds is not None and self.clock.monotonic() - begun >= self.seconds
-        return is_late or failures == self.attempts
+        def attempt() -> Result:
+            if first:
+                raise first.pop()
+            return function(*args, **kwargs)
+
+        by_count = stop_never if self.attempts is None else stop_after_attempt(self.attempts)
+        policy = Retrying(
+            retry=retry_if_exception(self.is_passing),
+            stop=lambda state: self._is_late(begun) or by_count(state),
+            sleep=self.sleep,
+            wait=wait_random_exponential(self.first_pause, self.longest_pause),
+            reraise=True,
+        )
+        return policy(attempt)
+
+    def _is_late(self, begun: float) -> bool:
+        return self.seconds is not None and self.clock.monotonic() - begun >= self.seconds
 
 
 def retrying(
@@ -70,7 +82,7 @@ def retrying(
     first_pause: float = FIRST_PAUSE_SECONDS,
     longest_pause: float = LONGEST_PAUSE_SECONDS,
     clock: Clock = time,
-    sleep: Callable[[float], object] | None = None,
+    sleep: Callable[[float], None] | None = None,
 ) -> RetryPolicy:
     """Return a policy: call it with a function and its arguments.
 

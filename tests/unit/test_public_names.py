@@ -18,6 +18,7 @@ VENDORS = [
     "elasticsearch",
     "opensearchpy",
     "psutil",
+    "tenacity",
     "platformdirs",
 ]
 BLOCKED = f"""

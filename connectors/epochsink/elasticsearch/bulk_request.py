@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from tenacity import sleep_using_event
+
 from epochsink.elasticsearch import pipelines
 from epochsink.elasticsearch.bulk_body import Request, joined, parse, place
 from epochsink.elasticsearch.data_stream import Created
@@ -125,7 +127,7 @@ class Poster:
 
     def _post_until_some_succeed(self, request: Request, refusals: list[Refusal]) -> tuple[Request, Request]:
         """Return the operations to send again and those not sent yet; add permanently refused ones to ``refusals``."""
-        policy = retrying(_may_pass, seconds=self._timeout, sleep=self._stop.wait)
+        policy = retrying(_may_pass, seconds=self._timeout, sleep=sleep_using_event(self._stop))
         return policy(self._post_once, request, refusals)
 
     def _post_once(self, request: Request, refusals: list[Refusal]) -> tuple[Request, Request]:

@@ -47,6 +47,7 @@ HEAVY: Final = (
     "elasticsearch",
     "kafka",
     "confluent_kafka",
+    "tenacity",
     "greenlet",
 )
 LETTERS: Final = {"kafka": ("K",), "elasticsearch": ("E", "F"), "postgres": ("P", "S", "T", "AB", "CD")}
