@@ -37,6 +37,10 @@ class Refused(AssertionError):
         self.event = event
 
 
+COMMITTED: Final = ("compare_documents", "write", "mark", "done")
+"""Where a commit is once its transactions are visible."""
+
+
 class Observed(Protocol):
     """The specification, for a history of any length."""
 
@@ -90,6 +94,8 @@ class Possible(NamedTuple):
     """Whether the query has stopped for its operator."""
     is_set_back: bool = False
     """Whether a target was set back, perhaps to before the query joined: of that the specification knows nothing."""
+    looked: frozenset[tuple[int, int]] = frozenset()
+    """Drivers, and epochs whose transactions they had committed and looked at when a target was set back."""
     others_lost: bool = False
     """Whether a target was set back whose epochs have other transactions than the one that is followed."""
 
@@ -110,6 +116,8 @@ class Possible(NamedTuple):
             for move in self.protocol.steps(s, d):
                 if move.name not in self.protocol.observed and not move.fault and self._may(move.name, number, d):
                     yield move.to
+            if d.commit == "done" and (number, d.part.epoch) in self.looked:
+                yield s.put(d, d._replace(commit="looked"))
         if any(call == "unblock" for _, call in self.gates):
             for part in s.transactions.prepared.difference(s.ledger.records):
                 yield s.with_prepared(s.transactions.prepared - {part})
@@ -374,7 +382,12 @@ class Possible(NamedTuple):
     def begins_anew(self) -> Possible:
         """Begin a new checkpoint on the same targets, which know nothing of it."""
         return self._replace(
-            states=frozenset([State()]), gates=frozenset(), over=False, is_set_back=False, others_lost=False
+            states=frozenset([State()]),
+            gates=frozenset(),
+            over=False,
+            is_set_back=False,
+            looked=frozenset(),
+            others_lost=False,
         )
 
     def transactions_are_set_back(self, of_each: int) -> Possible:
@@ -406,9 +419,9 @@ class Possible(NamedTuple):
         return self._set_back(older)
 
     def _set_back(self, older: Callable[[State], Iterable[State]]) -> Possible:
-        states = {to for s in self.states for to in older(s)}
-        looked = {s.put(d, d._replace(commit="looked")) for s in states for d in s.drivers if d.commit == "done"}
-        return self._replace(states=frozenset(states | looked), is_set_back=True)
+        states = frozenset(to for s in self.states for to in older(s))
+        looked = {(number, d.part.epoch) for s in states for number, d in self._drivers(s) if d.commit in COMMITTED}
+        return self._replace(states=states, looked=self.looked | looked, is_set_back=True)
 
     # ---- what to show
 
