@@ -181,6 +181,7 @@ def test_an_end(asked: Asked, *, commit: bool) -> None:
 
 def test_the_marker_is_there_with_the_commit(asked: Asked) -> None:
     transaction = asked.opened(marker=5)
+    assert {topic for topic, _ in asked.described().partitions} == {asked.topic, "__consumer_offsets"}
     [before] = asked.server.group_offsets([asked.group], None, stable=False)
     assert before.error_code == NONE
     assert [offset for offsets in before.topics.values() for offset in offsets if offset.offset >= 0] == []

@@ -82,22 +82,45 @@ def test_a_marker_s_request_that_comes_after_the_commit_stops_no_start(kafka: Ka
     with committing(topic_sink, who) as committer:
         [part] = vote(committer, first, part)
         assert commit(committer, first, part) == COMMITTED
-        late = AddOffsetsToTxnRequest(
-            transactional_id=part["transactional_id"],
-            producer_id=part["producer_id"],
-            producer_epoch=part["producer_epoch"],
-            group_id=marker_group(identity_key(who), 0, 0),
-            max_version=3,
-        )
-        cluster: Any = committer.participant._cluster
-        [answer] = cluster.ask_coordinators(_TRANSACTION, [part["transactional_id"]], lambda _: late)
-        assert answer.error_code == 0
+        open_again(committer, who, part)
         assert committer.leftovers() == [part["transactional_id"]]
         committer.verify_applied(done, None)
         assert len(committer.abort_orphans([], [part])) == 1
         committer.verify_applied(done, None)
         assert committer.leftovers() == []
     assert read_all(kafka.bootstrap_servers, topic_sink.topic or "", 1) == ["a"]
+
+
+@pytest.mark.parametrize("kafka", [0], indirect=True)
+def test_a_marker_s_request_that_comes_before_a_commit_is_known_does_not_make_its_rows_be_written_again(
+    kafka: KafkaService, topic_sink: Kafka
+) -> None:
+    """The driver has crashed between the commit and its record: the id is open, and readers have the rows."""
+    who, first = identity(), epoch(0)
+    part = prepare(topic_sink, task(who, first), rows("a"))
+    with committing(topic_sink, who) as committer:
+        [part] = vote(committer, first, part)
+        assert commit(committer, first, part) == COMMITTED
+        open_again(committer, who, part)
+    with committing(topic_sink, who) as successor:
+        assert commit(successor, first, part) == COMMITTED
+        assert successor.leftovers() == []
+        successor.verify_applied(LastDone(0, first.attempt, (part,)), None)
+    assert read_all(kafka.bootstrap_servers, topic_sink.topic or "", 1) == ["a"]
+
+
+def open_again(committer: Any, who: Any, part: Any) -> None:
+    """Send the first half of the marker's request once more, as a late duplicate does."""
+    late = AddOffsetsToTxnRequest(
+        transactional_id=part["transactional_id"],
+        producer_id=part["producer_id"],
+        producer_epoch=part["producer_epoch"],
+        group_id=marker_group(identity_key(who), 0, 0),
+        max_version=3,
+    )
+    cluster: Any = committer.participant._cluster
+    [answer] = cluster.ask_coordinators(_TRANSACTION, [part["transactional_id"]], lambda _: late)
+    assert answer.error_code == 0
 
 
 def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(

@@ -223,7 +223,8 @@ class Brokers:
         # whichever epoch is named
         if each.state is ONGOING:
             self._decide(name, each._replace(epoch=each.epoch + 1, last_epoch=each.epoch), commit=False)
-            if had is not None:
+            # one that a duplicate of the marker's request has opened again holds no rows
+            if had is not None and each.partitions:
                 self.is_fenced_off(LETTER, name, each.epoch)
             return CONCURRENT, -1, -1
         if each.state in _ENDING:
@@ -259,7 +260,8 @@ class Brokers:
         each = self.ids.get(name)
         if each is None:
             return Description(TransactionState.NOT_FOUND)
-        return Description(each.state, each.producer_id, each.epoch, 0, 60_000, each.partitions)
+        groups = (("__consumer_offsets", 0),) if each.offsets else ()
+        return Description(each.state, each.producer_id, each.epoch, 0, 60_000, (*each.partitions, *groups))
 
     def add(self, name: str, producer_id: int, epoch: int, partitions: Collection[At]) -> int:
         """AddPartitionsToTxn."""

@@ -64,6 +64,20 @@ def test_two_drivers_that_take_a_new_ledger_at_once_and_remove_each_others_entry
     assert Case(plan, "KSE", 0).violations() == []
 
 
+def test_a_marker_s_request_comes_again_after_the_commit_and_the_driver_crashes() -> None:
+    """The transaction is open again, and holds no rows: they are not written a second time."""
+    for step in range(170, 195):
+        plan: plans.Plan = ((114, ("twice", 64)), (step, ("before",)))
+        assert Case(plan, "KPE", 0).violations() == [], plan
+    restored: plans.Plan = (
+        (114, ("twice", 64)),
+        (131, ("stall", 5)),
+        (193, ("restore", 1, 1, 1)),
+        (243, ("stall", 20)),
+    )
+    assert Case(restored, "KPE", 0).violations() == []
+
+
 def test_a_driver_that_slept_while_an_index_was_restored_does_not_write_over_newer_documents() -> None:
     """The restore has taken the marker away, by which it would know of later epochs: the ledger shows its successor."""
     plan: plans.Plan = ((38, ("pause", 999, 4)), (96, ("back", "F", 1)))

@@ -222,8 +222,12 @@ class TransactionCommits:
             # whatever a marker may say that has expired, or an id that is used again
             return Verdict(Outcome.ABORTED, missing)
         if now.is_of(part.transaction) and now.state is TransactionState.ONGOING:
-            # still open, so no reader has seen its rows: they can be written again
-            return Verdict(Outcome.ABORTED, missing)
+            if not part.is_reopened(now.partitions):
+                # still open, so no reader has seen its rows: they can be written again
+                return Verdict(Outcome.ABORTED, missing)
+            # it holds a duplicate of its marker alone; brokers show no marker of the group until it ends
+            self._transactions.end(part.transaction, deadline, commit=False)
+            now = self._describe([part], deadline)[part.transaction]
         while (verdict := self._judge(epoch, part, now, deadline)) is None:
             self._wait(part, now.state.value, deadline)
             now = self._describe([part], deadline)[part.transaction]
@@ -235,7 +239,8 @@ class TransactionCommits:
         """Return the verdict on a transaction whose topic was deleted, and perhaps created again."""
         now = self._describe([part], deadline)[part.transaction]
         spooled = self._config.is_redone and not part.kept_in_topic  # rows that only the topic kept are gone with it
-        if now.is_of(part.transaction) and now.state is TransactionState.ONGOING and spooled:
+        is_open = now.state is TransactionState.ONGOING and not part.is_reopened(now.partitions)
+        if now.is_of(part.transaction) and is_open and spooled:
             return Verdict(
                 Outcome.ABORTED,
                 f"{part.transaction.transactional_id} is open, and its topic(s) {', '.join(recreated)} were deleted, "

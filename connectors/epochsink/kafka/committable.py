@@ -6,7 +6,7 @@ A task returns the committable. Any later driver can end the transaction with it
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
@@ -136,6 +136,15 @@ class KafkaCommittable:
         # an unknown id proves nothing
         topic_ids = ((topic, was, now.get(topic)) for topic, was in self.topics.items())
         return [topic for topic, was, known in topic_ids if known != was and NO_ID not in (was, known)]
+
+    def is_reopened(self, partitions: Iterable[tuple[str, int]]) -> bool:
+        """Whether a duplicate of the marker's request has come after the commit, and opened the transaction again.
+
+        ``partitions`` are those that the open transaction lists. The rows came before the marker: a coordinator that
+        has lost the commit still lists their partitions.
+        """
+        topics = {topic for topic, _ in partitions}
+        return bool(topics and self.topics) and topics.isdisjoint(self.topics)
 
     @classmethod
     def from_json(cls, part: Committable) -> Self:

@@ -149,13 +149,8 @@ def _remnants(transactions: Mapping[Transaction, Description], recorded: Recorde
 
 
 def _is_reopened(done: KafkaCommittable, transactions: Mapping[Transaction, Description]) -> bool:
-    """Whether a duplicate of the marker's request has come after a part's commit, and opened its transaction again.
-
-    The rows came before the marker. A coordinator that has lost the commit still lists their partitions.
-    """
     now = transactions.get(done.transaction)
-    topics = {topic for topic, _ in now.partitions} if now is not None else set()
-    return bool(topics and done.topics) and topics.isdisjoint(done.topics)
+    return now is not None and done.is_reopened(now.partitions)
 
 
 def _transaction(remnant: Remnant) -> Transaction:

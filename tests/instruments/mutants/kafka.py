@@ -8,6 +8,7 @@ AVRO = "tests/unit/test_kafka_avro.py"
 CLUSTER = "tests/unit/test_kafka_cluster.py"
 COMMIT = "tests/unit/test_kafka_commit.py"
 DEAD_LETTER = "tests/unit/test_kafka_dead_letter.py"
+FAULTS = "tests/simulation/test_faults.py"
 FENCE = "tests/unit/test_kafka_fence.py"
 IN_LOG = "tests/unit/test_kafka_rows_in_log.py"
 LETTERS = "tests/integration/test_kafka_letters.py"
@@ -25,18 +26,25 @@ WITNESS_LIVE = "tests/integration/test_kafka_witness.py"
 
 MUTANTS: list[Mutant] = [
     Mutant(
-        "kafka/sweep.py",
-        "    return bool(topics and done.topics) and topics.isdisjoint(done.topics)\n",
-        "    return now is not None\n",
+        "kafka/committable.py",
+        "        return bool(topics and self.topics) and topics.isdisjoint(self.topics)\n",
+        "        return True\n",
         SWEEP,
         "the only copy of a done epoch's rows, after a failover that has lost their commit",
     ),
     Mutant(
-        "kafka/sweep.py",
-        "    return bool(topics and done.topics) and topics.isdisjoint(done.topics)\n",
-        "    return False\n",
+        "kafka/committable.py",
+        "        return bool(topics and self.topics) and topics.isdisjoint(self.topics)\n",
+        "        return False\n",
         SWEEP,
         "a query that does not start, and blames a failover, because a request came twice",
+    ),
+    Mutant(
+        "kafka/commit.py",
+        "            if not part.is_reopened(now.partitions):\n",
+        "            if True:\n",
+        f"{FAULTS} -k comes_again_after_the_commit",
+        "rows that are written twice, because a request came twice and a driver crashed",
     ),
     # ---- dead letters
     Mutant(
