@@ -90,9 +90,9 @@ demo: $(STAMP) ## kill a real pipeline, with and without epochsink, and count th
 ifdef ON
 test: on-$(ON)
 else
-test: $(STAMP) ## the tests, on real services, without those that take longer than two seconds; ON= something else, see below
+test: $(STAMP) ## the tests, on real services, without those that take longer than 1.5 seconds; ON= something else, see below
 	@$(RUN)/epochsink services fetch $(SERVICES) # beforehand: a download counts against no test's time
-	EPOCHSINK_SHARE=$(DAY)/32 $(PYTEST) -m "not thorough"
+	EPOCHSINK_SHARE=$(DAY)/48 $(PYTEST) -m "not thorough"
 endif
 
 test-all: FILES = $(if $(SHARE),--files $(SHARE))

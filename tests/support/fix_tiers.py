@@ -19,7 +19,7 @@ LISTED_FROM: Final = 0.5
 """Seconds; what takes less is not listed."""
 UNLISTED: Final = 0.1
 """Seconds; about the mean of the others."""
-THOROUGH_FROM: Final = 2.0
+THOROUGH_FROM: Final = 1.5
 """Seconds; what takes longer is left to `make test-all`, unless it is marked `essential`."""
 
 
