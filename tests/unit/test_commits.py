@@ -160,6 +160,15 @@ def test_what_readers_see_is_awaited_before_the_epoch_is_done(tmp_path: Path, mo
     assert query.history().done == {0}
 
 
+def test_what_was_prepared_again_is_what_is_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, driver, participant, parts = three_tasks(tmp_path)
+    participant.lost = parts[1:2]
+    finished: list[list[Committable]] = []
+    monkeypatch.setattr(participant, "finish", lambda _, ballots: finished.append(list(ballots["out"].parts)))
+    assert driver.commit_decided()
+    assert finished == [[parts[0], *participant.asked[1], parts[2]]]
+
+
 def test_an_epoch_that_readers_do_not_see_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query, driver, participant, _ = three_tasks(tmp_path)
 

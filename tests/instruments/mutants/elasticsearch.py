@@ -515,7 +515,7 @@ MUTANTS: list[Mutant] = [
         "elasticsearch/apply.py",
         "            target.posted_to,\n            self._config.timeout,\n",
         "            self._spooled.index if target.posted_to else '',\n            self._config.timeout,\n",
-        f"{INDEX} -k 'moves_away_and_back and by-the-driver'",
+        f"{INDEX} -k 'moves_away_and_back'",
         "documents that follow an alias, which was moved and moved back while they were sent",
     ),
     Mutant(

@@ -638,7 +638,7 @@ MUTANTS: list[Mutant] = [
         "prepared = run.ledger.own().epochs[number]  # a replay has replaced parts",
         "prepared = recorded",
         COMMITS,
-        "an epoch that counts as done before readers see what was prepared again",
+        "rows that were prepared again and are never cleared away",
     ),
     Mutant(
         "protocol/commits.py",
