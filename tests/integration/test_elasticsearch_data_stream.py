@@ -542,6 +542,8 @@ def test_letters_of_a_run_before_a_rollover_do_not_count(
         assert (verdict.outcome, verdict.set_aside) == (Outcome.COMMITTED, 1)
         letters = rig.committer.participant.operator().letters(rig.identity.sink)
         assert letters.count(Chosen()) == 1
+        client.indices.refresh(index=f"{name}_dead")
+        assert client.count(index=f"{name}_dead")["count"] == 1, "those of the first run are gone, not only void"
         rig.apply(1, [rows(4, 8)])
         assert letters.count(Chosen()) == 1
         assert [letter.row["document"]["n"] for letter in letters.read(Chosen(), 9)] == ["x"]
