@@ -343,6 +343,7 @@ MUTANTS: list[Mutant] = [
         '        sql.SQL(", ").join(columns), member.staging.quoted\n',
         f"{EPOCHS} -k that_spark_did_not_accept",
         "rows of a speculative task besides those of the one that Spark accepted",
+        equivalent="the driver stages accepted tasks' rows alone, and deletes a task's before it stages them again",
     ),
     Mutant(
         "postgres/merge.py",
