@@ -19,7 +19,7 @@ LINES: Final = {
     "cli": 3100,
     "elasticsearch": 6500,
     "epochsink": 1190,
-    "epochsink_devkit": 8300,
+    "epochsink_devkit": 8000,
     "kafka": 7900,
     "opensearch": 300,
     "postgres": 7500,

@@ -189,15 +189,14 @@ class ElasticsearchServer:
 
         In an index, or in what a point in time has kept.
         """
-        answer = self._search(
-            index,
-            query=query,
-            size=size,
-            _source=None if source else False,
-            sort=sort,
-            search_after=after,
-            pit={"id": point_in_time, "keep_alive": _ALIVE} if point_in_time else None,
-        )
+        wanted = {"query": query, "size": size, "_source": None if source else False, "sort": sort}
+        if point_in_time:
+            return self._page(point_in_time, wanted, after)
+        return Page(self._search(index, **wanted, search_after=after)["hits"]["hits"])
+
+    def _page(self, point_in_time: str, wanted: Json, after: Sequence[Any] | None) -> Page:
+        kept = {"id": point_in_time, "keep_alive": _ALIVE}
+        answer = self._search(None, **wanted, search_after=after, pit=kept)
         return Page(answer["hits"]["hits"], str(answer.get("pit_id", "")))
 
     def count(self, index: str, query: Json) -> int:
@@ -230,7 +229,7 @@ class ElasticsearchServer:
     def _begin_scroll(self, index: str, body: Json) -> Json:
         """Search what an index holds now, and keep it for the next five minutes."""
         options = {"allow_partial_search_results": False, "scroll": _ALIVE, **self._reads}
-        return _whole(self._ask("POST", index, "_search", body=body, **options))
+        return _whole(self._ask("POST", index, "_search", body=_given(body), **options))
 
     def _scroll(self, name: str) -> Json:
         """Return the next hits of a search."""
@@ -266,19 +265,15 @@ class ElasticsearchServer:
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
         """Return settings, aliases and data stream of the indices that names stand for, as far as they may be seen."""
-        return self._described(",".join(names), ignore_unavailable=True)
+        return dict(self._described(",".join(names), ignore_unavailable=True).body)
 
     def describe_existing(self, name: str) -> dict[str, Any]:
         """Return the same for one name; nothing if it does not exist. Raises if this user may not look at it."""
-        try:
-            return self._described(name)
-        except RequestRefused as error:
-            if error.status_code != NOT_FOUND:
-                raise
-            return {}
+        answer = self._described(name, accept=[NOT_FOUND])
+        return {} if answer.status == NOT_FOUND else dict(answer.body)
 
-    def _described(self, names: str, **options: Any) -> dict[str, Any]:
-        return dict(self._ask("GET", names, flat_settings=True, features="settings,aliases", **options).body)
+    def _described(self, names: str, **options: Any) -> Reply:
+        return self._ask("GET", names, flat_settings=True, features="settings,aliases", **options)
 
     def backing_indices(self, stream: str) -> list[str]:
         """Return the backing indices of a data stream, oldest first."""

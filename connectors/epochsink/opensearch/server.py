@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from epochsink.elasticsearch.client import Json
+from epochsink.elasticsearch.client import Json, Reply
 from epochsink.elasticsearch.server import ElasticsearchServer, Page, Threads
 from epochsink.opensearch.connection import OpenSearchClient
 
@@ -39,25 +39,12 @@ class OpenSearchServer(ElasticsearchServer):
         self.threads = Threads()
         self.client = OpenSearchClient(client)
 
-    def search(
-        self,
-        index: str | None,
-        query: Json,
-        size: int,
-        *,
-        source: bool = True,
-        sort: Sequence[Json] | None = None,
-        after: Sequence[Any] | None = None,
-        point_in_time: str = "",
-    ) -> Page:
-        if not point_in_time:
-            return super().search(index, query, size, source=source, sort=sort, after=after)
+    def _page(self, point_in_time: str, wanted: Json, after: Sequence[Any] | None) -> Page:
         if after is not None:
             answer = self._scroll(point_in_time)
         else:
-            order = [each for each in sort or () if _BREAKS_TIES not in each]
-            body = {"query": query, "size": size, "_source": source, "sort": order}
-            answer = self._begin_scroll(point_in_time, body)
+            order = [each for each in wanted["sort"] or () if _BREAKS_TIES not in each]
+            answer = self._begin_scroll(point_in_time, {**wanted, "sort": order})
         return Page(answer["hits"]["hits"], answer["_scroll_id"])
 
     def open_point_in_time(self, index: str) -> str:
@@ -73,8 +60,8 @@ class OpenSearchServer(ElasticsearchServer):
     def add_to_mapping(self, index: str, properties: Json) -> None:
         super().add_to_mapping(index, _without_flattened(properties))
 
-    def _described(self, names: str, **options: Any) -> dict[str, Any]:
-        return dict(self._ask("GET", names, flat_settings=True, filter_path=_DESCRIBED, **options).body)
+    def _described(self, names: str, **options: Any) -> Reply:
+        return self._ask("GET", names, flat_settings=True, filter_path=_DESCRIBED, **options)
 
 
 def _without_flattened(mapping: Json) -> dict[str, Any]:

@@ -11,18 +11,9 @@ import pyspark
 
 from epochsink_devkit.services import versions
 from epochsink_devkit.services.artifacts import fetch
-from epochsink_devkit.services.java import LIGHTLY, java
+from epochsink_devkit.services.java import LIGHTLY, console_logging, java
 
 HEAP: Final = "256m"
-_LOGGING: Final = """\
-status = error
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = [%d] %p %m (%c)%n
-rootLogger.level = info
-rootLogger.appenderRef.out.ref = out
-"""
 # YARN's web pages make classes with an older Guice
 _OPENED: Final = ("--add-opens=java.base/java.lang=ALL-UNNAMED",)
 # PySpark ships Hadoop's client jars, and the daemons run on their classes.
@@ -31,7 +22,7 @@ _SHIPPED: Final = ("hadoop-client-*.jar", "slf4j-api-*.jar", "log4j-*.jar", "jcl
 
 def daemon(main: str, settings: Path, *bundles: versions.Bundle) -> list[str]:
     """Return the command of a daemon of these bundles, with a folder of settings files; write there how it logs."""
-    (settings / "log4j2.properties").write_text(_LOGGING)
+    (settings / "log4j2.properties").write_text(console_logging("error"))
     class_path = ":".join(map(str, [settings, *_jars(bundles)]))
     return [java(), LIGHTLY, f"-Xmx{HEAP}", "-XX:+UseSerialGC", *_OPENED, "-cp", class_path, main]
 

@@ -20,6 +20,19 @@ from epochsink_devkit.services.local import LocalService
 from epochsink_devkit.services.versions import JAVA_MINIMUM
 
 
+def console_logging(status: str) -> str:
+    """Return a log4j2.properties that logs to standard output, and of Log4j's own state what is at least ``status``."""
+    return f"""\
+status = {status}
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = info
+rootLogger.appenderRef.out.ref = out
+"""
+
+
 def java(minimum: int = JAVA_MINIMUM, newest: int | None = None) -> str:
     """Return the path of a `java` program with a major version from `minimum` to `newest`.
 

@@ -9,7 +9,7 @@ from typing import Final
 from epochsink.errors import ServiceError
 from epochsink_devkit.services import versions
 from epochsink_devkit.services.artifacts import fetch
-from epochsink_devkit.services.java import LIGHTLY, JavaService
+from epochsink_devkit.services.java import LIGHTLY, JavaService, console_logging
 from epochsink_devkit.services.ports import LOOPBACK, answers, free_port
 from epochsink_devkit.services.service import KafkaService
 
@@ -30,15 +30,6 @@ ONE_BROKER: Final[dict[str, str | int | bool]] = {
 }
 """The settings of a broker that is a cluster by itself, as a process or in a container."""
 _READY = "Kafka Server started"
-_LOGGING = """\
-status = warn
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = [%d] %p %m (%c)%n
-rootLogger.level = info
-rootLogger.appenderRef.out.ref = out
-"""
 
 
 class LocalKafka(JavaService, KafkaService):
@@ -109,5 +100,5 @@ class LocalKafka(JavaService, KafkaService):
 
     def _class_path(self) -> list[str]:
         logging = self.home / "log4j2.properties"
-        logging.write_text(_LOGGING)
+        logging.write_text(console_logging("warn"))
         return [f"-Dlog4j2.configurationFile={logging}", "-cp", f"{fetch(versions.KAFKA_BUNDLE)}/*"]

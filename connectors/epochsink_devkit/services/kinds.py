@@ -97,7 +97,8 @@ def _bundles(kind: ServiceKind) -> list[versions.Bundle]:
         case ServiceKind.POSTGRES:
             return [versions.postgres_bundle()]
         case ServiceKind.ELASTICSEARCH | ServiceKind.OPENSEARCH:
-            release = versions.elasticsearch() if kind is ServiceKind.ELASTICSEARCH else LocalOpenSearch().release
+            of_opensearch = kind is ServiceKind.OPENSEARCH
+            release = versions.OPENSEARCH[LocalOpenSearch.major] if of_opensearch else versions.elasticsearch()
             return [release.bundle, release.http_bundle]
         case ServiceKind.HDFS:
             return [versions.hdfs_bundle()]

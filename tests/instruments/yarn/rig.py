@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.storage import Storage
     from epochsink_devkit.services import ElasticsearchService, KafkaService, LocalHdfs, PostgresService
-    from epochsink_devkit.services.yarn import Container, YarnCluster
+    from yarn.cluster import Container, YarnCluster
 
 SUBMIT: Final = Path(__file__).with_name("submit.py")
 SETTINGS: Final = {

@@ -15,7 +15,7 @@ import pytest
 from harness import PIPELINE
 
 from epochsink_devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres
-from epochsink_devkit.services.yarn import YarnCluster
+from yarn.cluster import YarnCluster
 from yarn.rig import World, YarnHarness
 
 if TYPE_CHECKING:
