@@ -7,11 +7,8 @@ each sink that had rows.
 
 from __future__ import annotations
 
-import gc
 import json
-import sys
 import uuid
-import zipimport
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -38,6 +35,7 @@ from epochsink.sink import (
     Task,
     WriterContext,
 )
+from epochsink.spark.worker_process import acknowledge_at_once, forget_archives, spare_collector
 
 Given = TypeVar("Given")
 Returned = TypeVar("Returned")
@@ -144,6 +142,7 @@ class WriteJob:
     def write_in_order(self, given: tuple[str, Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Run `write` with an order as text."""
         order, batches = given
+        acknowledge_at_once()
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("only a task of Spark's knows which partition its rows are")
@@ -169,35 +168,9 @@ class WriteJob:
                 raise TaskFailed(failure.to_line()) from None
             raise
         finally:
-            _forget_archives()
+            forget_archives()
         column = arrow_buffers.texts([answer.to_json() for answer in answers], pa.string())
         yield pa.RecordBatch.from_arrays([column], names=ANSWER.names)
-
-
-def spare_collector() -> None:
-    """Let Python's garbage collector skip the modules of this process; again after it has loaded more of them.
-
-    PySpark collects garbage after each task, which takes 15 ms for modules that stay loaded anyway.
-    """
-    global _modules  # noqa: PLW0603 - of the process, as the collector is
-    if len(sys.modules) != _modules:
-        _modules = len(sys.modules)
-        gc.collect()
-        gc.freeze()
-
-
-_modules = 0
-
-
-def _forget_archives() -> None:
-    """Drop Python's finders of zip archives. Python makes them again when it imports from an archive.
-
-    PySpark is sent to its workers as an archive, and invalidates all finders before each task. Then each finder of an
-    archive, of which there are a dozen, reads the whole directory again: a tenth of a second of each task.
-    """
-    for path, finder in list(sys.path_importer_cache.items()):
-        if isinstance(finder, zipimport.zipimporter):
-            del sys.path_importer_cache[path]
 
 
 @dataclass(slots=True)

@@ -250,7 +250,7 @@ TASK: Final = (
     ("epochsink.kafka.producer", "TransactionalProducer.identity", "Kafka: the producer's id"),
     ("epochsink.kafka.producer", "TransactionalProducer.release", "Kafka: end the client"),
     ("epochsink.protocol.spool", "SpoolWriter.close", "close the spool"),
-    ("epochsink.spark.write_task", "_forget_archives", "forget archives"),
+    ("epochsink.spark.write_task", "forget_archives", "forget archives"),
 )
 
 

@@ -16,6 +16,20 @@ WRITE_TASK = "tests/unit/test_write_task.py"
 MUTANTS: list[Mutant] = [
     Mutant(
         "spark/write_task.py",
+        "        acknowledge_at_once()\n",
+        "",
+        WRITE_TASK,
+        "a task whose rows come 40 ms later",
+    ),
+    Mutant(
+        "spark/worker_process.py",
+        "        set_option(int(file.name), socket.IPPROTO_TCP, option, ctypes.byref(yes), ctypes.sizeof(yes))\n",
+        "        pass\n",
+        "tests/unit/test_worker_process.py",
+        "a task whose rows come 40 ms later",
+    ),
+    Mutant(
+        "spark/write_task.py",
         "chosen = column.drop_null() if column.null_count else column",
         "chosen = column",
         f"{WRITE_TASK} -k that_where_leaves_over",
