@@ -3,8 +3,9 @@
 The same records come from a Kafka topic and go, by Spark, into a topic, a table or an index: with our sink as it comes,
 and with Spark's own at-least-once sink, JDBC or `parallel_bulk` in foreachBatch. Flink's KafkaSink writes them exactly
 once, at the shortest checkpoint interval of `INTERVALS` at which it keeps up. All in one run, in turn; records of the
-first `WARM_SECONDS` are not counted. Beside the ages stand processor seconds by process, and at last the same for ours
-at longer trigger intervals. Between two of a reader's looks are 5 ms; an index refreshes every `REFRESH`.
+first `WARM_SECONDS` are not counted. Beside the ages stand processor seconds by process. At last come ours at longer
+trigger intervals, and both into Kafka with the checkpoint file manager that writes Spark's files sooner. Between two of
+a reader's looks are 5 ms; an index refreshes every `REFRESH`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ REFRESH: Final = "100ms"
 AIMS: Final = {("Kafka", "Spark's sink"): 2.2, ("PostgreSQL", "JDBC"): 1.25, ("Elasticsearch", "parallel_bulk"): 1.3}
 TRIGGERS: Final = ("250 milliseconds", "500 milliseconds", "1 second", "2 seconds")
 """Longer intervals of the trigger, at the first load: older rows for fewer processor seconds."""
+FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+RENAMES: Final = "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+"""Spark's own, whose files on a local disk take a third of the time of the default's."""
 KINDS: Final = ("Spark", "executors", "driver", "server", "others")
 """Whose processor seconds are told: the JVM, its Python workers, the driver's Python, all servers, and Flink."""
 RESULTS: Final = "latency.json"
@@ -338,6 +342,26 @@ def at_intervals(bench: Bench, load: Load) -> list[Ages]:
         sample = bench.ages(load, "topic", bench.ours_kafka)
         found.append(Ages.of("Kafka", f"epochsink, a trigger each {bench.trigger}", load, sample))
         console.print(f"{load}: {found[-1].way}: {found[-1].line()}")
+    bench.trigger = "0 seconds"
+    return found
+
+
+def with_file_manager(bench: Bench, load: Load, turns: int) -> list[Ages]:
+    """Let ours and Spark's sink write into a topic, in turn, while Spark's own files take less time."""
+    ways = {
+        "epochsink, the other file manager": bench.ours_kafka,
+        "Spark's sink, the other file manager": bench.spark_kafka,
+    }
+    bench.spark.conf.set(FILE_MANAGER, RENAMES)
+    samples: dict[str, Sample] = {}
+    for _ in range(turns):
+        for way, write in ways.items():
+            sample = bench.ages(load, "topic", write)
+            samples[way] = samples[way] + sample if way in samples else sample
+    bench.spark.conf.unset(FILE_MANAGER)
+    found = [Ages.of("Kafka", way, load, sample) for way, sample in samples.items()]
+    for one in found:
+        console.print(f"{load}: {one.way}: {one.line()}")
     return found
 
 
@@ -358,7 +382,7 @@ def printed(found: Sequence[Ages]) -> None:
             if other.way == "epochsink"
             and (other.target, other.rate, other.partitions) == (one.target, one.rate, one.partitions)
         )
-        if not one.way.startswith("epochsink"):
+        if not one.way.startswith("epochsink") and not one.way.endswith("file manager"):
             aim = AIMS.get((one.target, one.way), 1.0)
             name = f"latency-{one.target}-vs-{one.way}-{one.rate}-{one.partitions}".translate(
                 {32: "-", 39: None, 44: None}
@@ -377,7 +401,13 @@ _LANE: Final = 26
 def picture(found: Sequence[Ages]) -> str:
     """Draw a line for each way: from the median to p99, at the first load."""
     load = Load(found[0].rate, found[0].partitions)
-    first = [one for one in found if Load(one.rate, one.partitions) == load and not one.way.startswith("epochsink,")]
+    first = [
+        one
+        for one in found
+        if Load(one.rate, one.partitions) == load
+        and "file manager" not in one.way
+        and not one.way.startswith("epochsink,")
+    ]
     svg = Svg()
     title = "How old a row is when a reader sees it"
     svg.text(16, 30, title, class_="title")
@@ -423,6 +453,7 @@ def main() -> None:
         for load in loads:
             found += measured(bench, load, said.turns)
         found += at_intervals(bench, loads[0])
+        found += with_file_manager(bench, loads[0], said.turns)
     printed(found)
     if said.keep:
         said.keep.mkdir(parents=True, exist_ok=True)
