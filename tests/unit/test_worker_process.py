@@ -11,6 +11,8 @@ import sys
 import termios
 from pathlib import Path
 
+import pytest
+
 from epochsink.spark.worker_process import acknowledge_at_once
 
 COLLECTED = """
@@ -73,3 +75,8 @@ def test_no_open_file_is_closed_left_open_or_made_non_blocking() -> None:
         assert os.get_blocking(connection.fileno())
         first.sendall(b"x")
         assert second.recv(1) == b"x"
+
+
+def test_a_task_runs_without_a_list_of_open_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("epochsink.spark.worker_process._OPEN_FILES", tmp_path / "none")
+    acknowledge_at_once()

@@ -7,6 +7,7 @@ import gc
 import socket
 import sys
 import zipimport
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +26,10 @@ def acknowledge_at_once() -> None:
         return  # not Linux
     # not by objects of Python's, which may make a socket non-blocking for whoever else has it
     set_option, yes = ctypes.CDLL(None).setsockopt, ctypes.c_int(1)
-    for file in _OPEN_FILES.iterdir():
-        # PySpark keeps its socket to itself. Others lose nothing by it, and what is no TCP socket refuses it
-        set_option(int(file.name), socket.IPPROTO_TCP, option, ctypes.byref(yes), ctypes.sizeof(yes))
+    with suppress(OSError):  # without /proc the rows come later, and nothing else changes
+        for file in _OPEN_FILES.iterdir():
+            # PySpark keeps its socket to itself. Others lose nothing by it, and what is no TCP socket refuses it
+            set_option(int(file.name), socket.IPPROTO_TCP, option, ctypes.byref(yes), ctypes.sizeof(yes))
 
 
 def spare_collector() -> None:

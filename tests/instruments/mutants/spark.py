@@ -23,8 +23,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "spark/worker_process.py",
-        "        set_option(int(file.name), socket.IPPROTO_TCP, option, ctypes.byref(yes), ctypes.sizeof(yes))\n",
-        "        pass\n",
+        "            set_option(int(file.name), socket.IPPROTO_TCP, option, ctypes.byref(yes), ctypes.sizeof(yes))\n",
+        "            pass\n",
         "tests/unit/test_worker_process.py",
         "a task whose rows come 40 ms later",
     ),
