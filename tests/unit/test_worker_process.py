@@ -10,10 +10,12 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from epochsink.spark.worker_process import acknowledge_at_once
+
+if TYPE_CHECKING:
+    import pytest
 
 COLLECTED = """
 import gc
