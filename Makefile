@@ -145,7 +145,7 @@ on-containers-round: $(STAMP)
 on-programs: $(STAMP)
 	@tests/instruments/programs/round $(RUN)/python
 
-# a pipeline on YARN, whose executors are killed (EPOCHSINK_KILLS= of them) and preempted, and whose nodes and application masters hang
+# a pipeline on YARN, whose executors are killed (EPOCHSINK_KILLS= of them) and preempted, and whose nodes and application masters hang and are killed
 on-yarn: $(STAMP)
 	@$(RUN)/epochsink services fetch kafka postgres elasticsearch hdfs
 	$(RUN)/pytest -n 0 -rP -p no:cacheprovider tests/instruments/yarn

@@ -33,7 +33,9 @@ QUEUE: Final = "streams"
 OTHERS: Final = "others"
 NODE_MEGABYTES: Final = 2560
 LOST_SECONDS: Final = 10
-"""After this time without a heartbeat a NodeManager is lost. An application master has half as long again."""
+"""After this time without a heartbeat a NodeManager is lost."""
+MASTER_SECONDS: Final = 30
+"""After this time without one an application master is lost. On a busy machine it needs some 15 to register."""
 ATTEMPTS: Final = 8
 """How many attempts at an application the ResourceManager allows."""
 START_SECONDS: Final = 90.0
@@ -259,7 +261,7 @@ class YarnCluster:
             "yarn.resourcemanager.am.max-attempts": str(ATTEMPTS),
             "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "250",
             "yarn.nm.liveness-monitor.expiry-interval-ms": str(1000 * LOST_SECONDS),
-            "yarn.am.liveness-monitor.expiry-interval-ms": str(1500 * LOST_SECONDS),
+            "yarn.am.liveness-monitor.expiry-interval-ms": str(1000 * MASTER_SECONDS),
             "yarn.scheduler.minimum-allocation-mb": "128",
             "yarn.resourcemanager.scheduler.monitor.enable": "true",
             "yarn.resourcemanager.monitor.capacity.preemption.monitoring_interval": "1000",

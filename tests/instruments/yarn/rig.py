@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -22,13 +22,13 @@ from model.recorded import RecordedCheckpoint
 from nemesis.store import HdfsFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from processes import PipelineProcess
 
     from epochsink.protocol.storage import Storage
     from epochsink_devkit.services import ElasticsearchService, KafkaService, LocalHdfs, PostgresService
-    from yarn.cluster import Container, YarnCluster
+    from yarn.cluster import Container, NodeManager, YarnCluster
 
 SUBMIT: Final = Path(__file__).with_name("submit.py")
 SETTINGS: Final = {
@@ -81,6 +81,22 @@ class YarnHarness(Harness):
     def executors(self) -> list[Container]:
         """Return the running executors whose JVM runs, oldest first."""
         return [one for one in self.yarn.containers() if not one.is_master and one.jvm is not None]
+
+    def master(self, process: PipelineProcess, takes: int) -> Container:
+        """Wait until so many drivers have taken the ledger; return the application master of the newest."""
+        self.wait_for(process, lambda: self.takes() >= takes, f"driver {takes}")
+        return max((one for one in self.yarn.containers() if one.is_master), key=lambda one: one.attempt)
+
+    @contextmanager
+    def without(self, process: PipelineProcess, node: NodeManager, what: str) -> Iterator[None]:
+        """Kill a NodeManager; at the end, when all that it has started has ended by itself, start it again."""
+        self.kill_one(process, f"NodeManager of {what}", node.process)
+        yield
+        deadline = time.monotonic() + RUN_SECONDS
+        while left := [one.name for one in node.containers()]:
+            assert time.monotonic() < deadline, f"{left} are left"
+            time.sleep(0.1)
+        node.start()
 
     def stopped(self, process: PipelineProcess, once: Path) -> tuple[Container, psutil.Process]:
         """Wait until a process of a container has stopped at the armed failpoint; return both."""

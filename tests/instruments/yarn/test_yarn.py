@@ -15,7 +15,7 @@ import pytest
 from harness import PIPELINE
 
 from epochsink_devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres
-from yarn.cluster import YarnCluster
+from yarn.cluster import ATTEMPTS, LOST_SECONDS, YarnCluster
 from yarn.rig import World, YarnHarness
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 EPOCH_ROWS: Final = 30
 """Rows of an epoch in each of the two partitions of the source."""
 KILLS: Final = int(os.environ.get("EPOCHSINK_KILLS", "6"))
+MASTER_KILLS: Final = min(KILLS, ATTEMPTS - 1, 4)
+EPOCHS_AHEAD: Final = 5
+"""Epochs of input for each kill: more than are decided until the next one. One takes as little as 0.6 s."""
 SEED: Final = int(os.environ.get("EPOCHSINK_SEED", "0")) or random.SystemRandom().randrange(10**6)
 
 pytestmark = pytest.mark.timeout(1200)
@@ -66,13 +69,12 @@ def cluster(tmp_path: Path, world: World, fresh_table: FreshName) -> Iterator[Ya
 def test_executors_whose_containers_are_killed_lose_and_double_nothing(client: YarnHarness) -> None:
     """By turns the JVM alone is killed, as for want of memory, and all that is in a container."""
     chance = random.Random(SEED)
-    client.feed((KILLS + 4) * EPOCH_ROWS)
+    client.feed(KILLS * EPOCHS_AHEAD * EPOCH_ROWS)
     with client.start() as process:
         for number in range(KILLS):
             client.wait_for_epochs(process, 1)
-            executors = client.wait_for(process, client.executors, "an executor")
             client.pause(process, chance.uniform(0, 2))
-            victim = chance.choice(executors)
+            victim = chance.choice(client.wait_for(process, client.executors, "an executor"))
             client.kill_one(process, f"executor {victim.name}", victim if number % 2 else victim.jvm)
         client.wait_for_epochs(process, 1)
         client.ends_well(process)
@@ -144,3 +146,40 @@ def test_a_master_that_wakes_up_beside_its_second_attempt_is_fenced(cluster: Yar
         cluster.ends_well(process)
     assert cluster.takes() == 2
     cluster.verdict(application_masters_frozen=1)
+
+
+def test_attempts_go_on_where_application_masters_are_killed(cluster: YarnHarness) -> None:
+    """By turns the JVM alone is killed, with the driver's Python still there, and all that is in the container."""
+    chance = random.Random(SEED)
+    cluster.feed(EPOCHS_AHEAD * EPOCH_ROWS)
+    with cluster.start() as process:
+        for number in range(MASTER_KILLS):
+            master = cluster.master(process, number + 1)
+            cluster.wait_for_epochs(process, 1)
+            # an attempt processes what is there at its start
+            cluster.feed(EPOCHS_AHEAD * EPOCH_ROWS)
+            cluster.pause(process, chance.uniform(0, 2))
+            cluster.kill_one(process, f"application master {master.name}", master if number % 2 else master.jvm)
+        cluster.master(process, MASTER_KILLS + 1)
+        cluster.wait_for_epochs(process, 1)
+        cluster.ends_well(process)
+    cluster.verdict(seed=SEED, application_masters_killed=MASTER_KILLS)
+
+
+def test_an_attempt_goes_on_on_the_other_node_where_the_node_manager_of_a_master_is_killed(
+    cluster: YarnHarness,
+) -> None:
+    """The first master lives, with its executors, until the ResourceManager tells it that its attempt has ended."""
+    # it goes on until its node is lost
+    cluster.feed(3 * LOST_SECONDS * EPOCH_ROWS)
+    with cluster.start() as process:
+        first = cluster.master(process, 1)
+        node = cluster.yarn.node_of(first.name)
+        cluster.wait_for_epochs(process, 1)
+        cluster.feed(EPOCHS_AHEAD * EPOCH_ROWS)
+        with cluster.without(process, node, first.name):
+            second = cluster.master(process, 2)
+            assert cluster.yarn.node_of(second.name) is not node
+            cluster.wait_for_epochs(process, 1)
+            cluster.ends_well(process)
+    cluster.verdict(node_managers_killed=1)
