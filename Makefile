@@ -10,8 +10,11 @@ CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) 
 CONTAINER_ROUND ?= examples/test_pipeline.py tests/contract/test_postgres.py tests/contract/test_elasticsearch.py
 # what of a sink's tests runs on servers of other versions: SELECTED= for all
 SELECTED ?= -m "not thorough"
-# the major version of OpenSearch for them
+# the major version of OpenSearch for them, and the tests that run on it
 OPENSEARCH ?= 2
+ON_OPENSEARCH := tests/contract/test_elasticsearch*.py \
+	tests/integration/test_elasticsearch*.py tests/integration/test_opensearch.py \
+	tests/failure/test_*_elasticsearch.py tests/failure/test_three_sinks.py tests/failure/test_two_copies.py tests/failure/test_letters_faults.py
 VERSIONS ?= oldest newest
 # servers of other versions than `services up` starts
 SERVERS ?= kafka-3.5.2 kafka-3.9.1 kafka-4.1.1 kafka-4.3.1 postgres-14.24 elasticsearch-9.5.3
@@ -112,10 +115,10 @@ on-elasticsearch9: $(ELASTICSEARCH9)/.installed-from-lock
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/python -c 'import elasticsearch as e; assert e.__version__[0] == 9, e.__file__'
 	PYTHONPATH=$(ELASTICSEARCH9) $(PYTEST) $(SELECTED) $(wildcard tests/*/test_elasticsearch*.py)
 
-# what talks to Elasticsearch, with OpenSearch in its place, and OpenSearch's own tests: on 2.19 or (OPENSEARCH=3) 3.9
+# what talks to Elasticsearch, with OpenSearch in its place, and OpenSearch's own tests: on 2.19 or (OPENSEARCH=3) 3.9; kills: SELECTED=
 on-opensearch: $(STAMP)
-	@$(RUN)/epochsink services fetch kafka opensearch
-	EPOCHSINK_TESTS_ON_OPENSEARCH=$(OPENSEARCH) $(PYTEST) $(SELECTED) $(wildcard tests/*/test_elasticsearch*.py tests/*/test_opensearch*.py)
+	@$(RUN)/epochsink services fetch kafka postgres opensearch
+	EPOCHSINK_TESTS_ON_OPENSEARCH=$(OPENSEARCH) $(PYTEST) $(SELECTED) $(wildcard $(ON_OPENSEARCH))
 
 # the wheel in fresh environments: oldest and newest that pyproject.toml allows (or VERSIONS="4.1 4.2")
 on-versions: $(STAMP)

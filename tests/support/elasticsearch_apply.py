@@ -1,7 +1,7 @@
 """A process that applies one recorded epoch from the spool; tests crash it at named points.
 
-Standard input: JSON of the sink's kind and arguments, the identity, the epoch, its part, what is done before it, and
-the spool's folder.
+Standard input: JSON of the sink's arguments, the identity, the epoch, its part, what is done before it, and the
+spool's folder.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-import elasticsearch_requests
-import opensearch_requests
+from elasticsearch_requests import SmallRequests
 
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity, LastDone
@@ -19,8 +18,7 @@ from epochsink.testing.sink_rig import OneSink
 
 def main() -> None:
     order = json.load(sys.stdin)
-    module = opensearch_requests if order.get("kind") == "OpenSearch" else elasticsearch_requests
-    committer = OneSink.of(module.SmallRequests(**order["sink"]))
+    committer = OneSink.of(SmallRequests(**order["sink"]))
     identity, epoch, part = Identity(**order["identity"]), Epoch(**order["epoch"]), order["part"]
     committer.open(identity)
     rows = Spool(order["spool"]).rows(identity, epoch, part["tasks"])

@@ -33,6 +33,7 @@ _DIFFERENT: Final = {
     "test_each_request_is_answered_in_memory": "it compares classes, not servers",
 }
 """Tests of what is not the same, and why."""
+_JSON: Final = {"accept": "application/json", "content-type": "application/json"}
 _OPTIONS: Final = {"request_timeout": "timeout", "basic_auth": "http_auth"}
 """Options of Elasticsearch's client, and the names that OpenSearch's has for them."""
 
@@ -62,8 +63,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"OpenSearch differs: {reason}"))
 
 
+class ClientOfTests(elasticsearch.Elasticsearch):
+    """The client of tests and readers, with the point in time that OpenSearch has."""
+
+    def open_point_in_time(self, *, index: str, keep_alive: str) -> Any:  # type: ignore[override]
+        params = {"keep_alive": keep_alive}
+        answer = self.perform_request("POST", f"/{index}/_search/point_in_time", params=params, headers=_JSON)
+        return {"id": answer.body["pit_id"]}
+
+    def close_point_in_time(self, *, id: str) -> Any:  # type: ignore[override] # noqa: A002 - as there
+        return self.perform_request("DELETE", "/_search/point_in_time", headers=_JSON, body={"pit_id": [id]})
+
+    def search(self, **wanted: Any) -> Any:
+        if "pit" in wanted:
+            # before 3.3 it has no _shard_doc, which a second page would need
+            assert wanted.pop("search_after", None) is None, "more than a page"
+            wanted["sort"] = "_doc"
+        return super().search(**wanted)
+
+
 def _connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
-    return elasticsearch.Elasticsearch(list(config.hosts), request_timeout=60)
+    return ClientOfTests(list(config.hosts), request_timeout=60)
 
 
 def _patch(version: str) -> None:
@@ -72,6 +92,8 @@ def _patch(version: str) -> None:
     _base.BaseClient._verified_elasticsearch = property(lambda _: True, lambda _, __: None)  # type: ignore[assignment]
     services: Any = epochsink_devkit.services
     services.LocalElasticsearch = services.LocalOpenSearch3 if version == "3" else services.LocalOpenSearch
+    vendor: Any = elasticsearch
+    vendor.Elasticsearch = ClientOfTests
     changed: Any = epochsink
     changed.Elasticsearch = changed.elasticsearch.Elasticsearch = Elasticsearch
     connection.connect = _connect

@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Final
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "fault-matrix.md"
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = ROOT / "docs" / "reference" / "fault-matrix.md"
 BEGIN: Final = "<!-- written by proof.matrix -->"
 END: Final = "<!-- to here -->"
 FAMILIES: Final = ("Kafka", "PostgreSQL", "Elasticsearch", "OpenSearch")
@@ -29,6 +30,16 @@ HEAD: Final = (
 )
 
 
+def on_opensearch(test: str) -> bool:
+    """Whether `make test ON=opensearch` runs a test of Elasticsearch's, ``tests/.../test_x.py::test_y``."""
+    file, _, name = test.partition("::")
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    (patterns,) = re.findall(r"^ON_OPENSEARCH := (.*)$", makefile, re.MULTILINE)
+    # those that are skipped there are listed by name
+    differs = f'"{name}":' in (ROOT / "tests" / "support" / "on_opensearch.py").read_text()
+    return not differs and any(Path(file).match(pattern) for pattern in patterns.split())
+
+
 def summary(text: str) -> list[str]:
     """Return the lines of the table."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -39,7 +50,9 @@ def summary(text: str) -> list[str]:
             # the contract of sinks is in the package
             folder = [*re.findall(r"`tests/(\w+)/", line), *re.findall("testing/sink_(contract)", line)][-1]
             by = next(by for by, folders in TESTS.items() if folder in folders)
-            of = [family for family in FAMILIES if family == section or re.search(family[:8], line, re.IGNORECASE)]
+            of = {family for family in FAMILIES if family == section or re.search(family[:8], line, re.IGNORECASE)}
+            if "Elasticsearch" in of and any(map(on_opensearch, re.findall(r"`(tests/[^`]+)`", line))):
+                of.add("OpenSearch")
             for place in (section, ""):
                 counts[place].update(["all", by, *of])
     rows = [
