@@ -78,6 +78,13 @@ def test_a_marker_s_request_comes_again_after_the_commit_and_the_driver_crashes(
     assert Case(restored, "KPE", 0).violations() == []
 
 
+def test_a_request_with_rows_comes_again_after_the_commit_and_the_driver_crashes() -> None:
+    """The transaction is open again and lists the rows' partition, which holds no rows of it."""
+    for step in range(86, 100):
+        plan: plans.Plan = ((57, ("twice", 64)), (step, ("before",)))
+        assert Case(plan, "KPE", 2).violations() == [], plan
+
+
 def test_a_driver_that_slept_while_an_index_was_restored_does_not_write_over_newer_documents() -> None:
     """The restore has taken the marker away, by which it would know of later epochs: the ledger shows its successor."""
     plan: plans.Plan = ((38, ("pause", 999, 4)), (96, ("back", "F", 1)))

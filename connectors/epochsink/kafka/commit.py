@@ -221,17 +221,16 @@ class TransactionCommits:
         if part.transaction in self.lost:
             # whatever a marker may say that has expired, or an id that is used again
             return Verdict(Outcome.ABORTED, missing)
-        if now.is_of(part.transaction) and now.state is TransactionState.ONGOING:
-            if not part.is_reopened(now.partitions):
-                # still open, so no reader has seen its rows: they can be written again
-                return Verdict(Outcome.ABORTED, missing)
-            # it holds a duplicate of its marker alone; brokers show no marker of the group until it ends
+        is_open = now.is_of(part.transaction) and now.state is TransactionState.ONGOING
+        if is_open:
+            # its rows were lost, or were committed, and a request that came twice has opened it again: the marker
+            # tells, and brokers show no marker of the group while a transaction holds one
             self._transactions.end(part.transaction, deadline, commit=False)
             now = self._describe([part], deadline)[part.transaction]
         while (verdict := self._judge(epoch, part, now, deadline)) is None:
             self._wait(part, now.state.value, deadline)
             now = self._describe([part], deadline)[part.transaction]
-        return verdict
+        return Verdict(Outcome.ABORTED, missing) if is_open and verdict.outcome is Outcome.ABORTED else verdict
 
     def _without_topic(
         self, epoch: Epoch, part: KafkaCommittable, recreated: Sequence[str], deadline: float

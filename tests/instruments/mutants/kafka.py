@@ -41,8 +41,10 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/commit.py",
-        "            if not part.is_reopened(now.partitions):\n",
-        "            if True:\n",
+        "        if is_open:\n",
+        "        if is_open and not part.is_reopened(now.partitions):\n"
+        "            return Verdict(Outcome.ABORTED, missing)\n"
+        "        if is_open:\n",
         f"{FAULTS} -k comes_again_after_the_commit",
         "rows that are written twice, because a request came twice and a driver crashed",
     ),

@@ -185,6 +185,22 @@ FINDINGS: Final = (
         ),
     ),
     Finding(
+        "simulation",
+        "86f25c0fac3a",
+        LIBRARY,
+        "**Rows were written twice** to Kafka below transaction.version 2 if the request that had added their "
+        "partitions was delivered once more after the commit, and the driver had crashed before it recorded that "
+        "commit. The transaction was open again without rows, and that passed for one that was never committed. A "
+        "duplicate of the marker's request, mended hours before, had the same effect.",
+        ("DUPLICATE K",),
+        (
+            (
+                "tests/simulation/test_faults.py::"
+                "test_a_request_with_rows_comes_again_after_the_commit_and_the_driver_crashes"
+            ),
+        ),
+    ),
+    Finding(
         "request fault pairs",
         "51d58263e1e4",
         CHECKER,
