@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from kafka.errors import InvalidConfigurationError
 from kafka_kit import committing, create_topic, epoch, identity, prepare, rows, task
 
 from epochsink.errors import PrepareFailed, RowsRejected
@@ -121,7 +122,10 @@ def test_a_row_without_a_key_is_refused_by_a_compacted_topic(kafka: KafkaService
 
 
 def test_a_timestamp_that_the_topic_refuses_is_named(kafka: KafkaService, fresh_topic: FreshName) -> None:
-    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), message_timestamp_before_max_ms="1000")
+    try:
+        topic = create_topic(kafka.bootstrap_servers, fresh_topic(), message_timestamp_before_max_ms="1000")
+    except InvalidConfigurationError:  # Kafka 3.5 and older
+        topic = create_topic(kafka.bootstrap_servers, fresh_topic(), message_timestamp_difference_max_ms="1000")
     found = refusal(config_for(kafka, topic), rows("a", timestamp=pa.array([86_400_000], pa.timestamp("ms"))))
     assert isinstance(found, RowsRejected)
     assert "timestamp" in str(found)

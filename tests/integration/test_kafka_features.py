@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from fix_kafka import lower
+from fix_kafka import knows_newest_level, lower
 from kafka_kit import commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task, vote
 
 from epochsink.kafka import Kafka, wire
@@ -59,6 +59,8 @@ def test_a_coordinator_that_ends_nothing_is_found_before_the_first_row(
     config: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does whose transaction.version is below 2, and which is sent what belongs to 2."""
+    if not knows_newest_level(config.bootstrap_servers):
+        pytest.skip("this Kafka takes no request that belongs to 2")
     lower(config.bootstrap_servers, 0)
     monkeypatch.setattr(wire, "_NEWEST_END_TXN", 5)
     with committing(config, identity()) as committer:

@@ -56,6 +56,8 @@ HARMLESS: Final = {
     "where tables are stored",
     "gin_fuzzy_search_limit, gin_pending_list_limit, synchronize_seqscans": "of how rows are found",
     "backslash_quote, lo_compat_privileges": "of what we do not write",
+    "vacuum_freeze_min_age, vacuum_freeze_table_age, vacuum_failsafe_age, vacuum_multixact_freeze_min_age, vacuum_"
+    "multixact_freeze_table_age, vacuum_multixact_failsafe_age": "of VACUUM; of these categories before PostgreSQL 18",
     "dynamic_library_path, extension_control_path, local_preload_libraries, session_preload_libraries": "of libraries",
 }
 """Settings of the same categories that change no value, each with the reason."""

@@ -23,7 +23,10 @@ KEY_PASSWORD: Final = "canary-key-s3cr3t"
 
 TRANSACTION_VERSION: Final = "transaction.version"
 NEWEST_LEVEL: Final = 2
-"""What a broker that is made anew has; one that was upgraded keeps 0 until somebody finalises more."""
+"""What a broker that is made anew has; one that was upgraded keeps 0 until somebody finalises more.
+
+On an older Kafka that does not know this level: the newest that it knows, 0 before the feature existed.
+"""
 
 at_every_transaction_version = pytest.mark.parametrize(
     "kafka", [NEWEST_LEVEL, 1, 0], indirect=True, ids=lambda level: f"transaction.version={level}"
@@ -48,11 +51,21 @@ def topic_sink(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
 
 
 def lower(servers: str, level: int) -> None:
-    """Finalise a level of transaction.version that is not above what the cluster has."""
+    """Finalise a level of transaction.version that is not above what the cluster has; an older Kafka knows fewer."""
     with admin(servers) as client:
-        if level < client.describe_features()[TRANSACTION_VERSION].get("finalized", (0, 0))[1]:
+        feature = client.describe_features().get(TRANSACTION_VERSION, {})
+        if feature.get("supported", (0, 0))[1] < level < NEWEST_LEVEL:
+            pytest.skip(f"this Kafka has no level {level} of {TRANSACTION_VERSION}")
+        if level < feature.get("finalized", (0, 0))[1]:
             answer = client.update_features({TRANSACTION_VERSION: (UpdateFeatureType.SAFE_DOWNGRADE, level)})
             assert answer == {TRANSACTION_VERSION: "OK"}
+
+
+def knows_newest_level(servers: str) -> bool:
+    """Return whether brokers are new enough for the newest level of transaction.version."""
+    with admin(servers) as client:
+        supported: tuple[int, int] = client.describe_features().get(TRANSACTION_VERSION, {}).get("supported", (0, 0))
+        return supported[1] >= NEWEST_LEVEL
 
 
 @pytest.fixture(scope="session")
