@@ -183,3 +183,27 @@ def test_an_attempt_goes_on_on_the_other_node_where_the_node_manager_of_a_master
             cluster.wait_for_epochs(process, 1)
             cluster.ends_well(process)
     cluster.verdict(node_managers_killed=1)
+
+
+def test_tasks_run_again_on_the_other_node_where_the_node_manager_of_executors_is_killed(cluster: YarnHarness) -> None:
+    """The executors live, and their tasks hang, until the master, on the other node, tells them to stop."""
+    cluster.feed(2 * EPOCHS_AHEAD * EPOCH_ROWS)
+    with cluster.start() as process:
+        master = cluster.master(process, 1)
+        node = next(one for one in cluster.yarn.nodes if one is not cluster.yarn.node_of(master.name))
+        cluster.wait_for_epochs(process, 1)
+        executors = cluster.wait_for(process, node.containers, "an executor on the other node")
+        workers = [one for container in executors for one in container.processes if one.name().startswith("python")]
+        assert workers
+        for worker in workers:
+            worker.send_signal(signal.SIGSTOP)
+        with cluster.without(process, node, " ".join(one.name for one in executors)):
+            cluster.wait_for_epochs(process, 2)
+            for worker in workers:
+                # the first to go on ends the others, if their executor has ended
+                with suppress(psutil.NoSuchProcess):
+                    worker.send_signal(signal.SIGCONT)
+            cluster.wait_for_epochs(process, 1)
+            cluster.ends_well(process)
+    assert cluster.takes() == 1
+    cluster.verdict(node_managers_killed=1, executors_on_it=len(executors))
