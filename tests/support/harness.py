@@ -99,10 +99,11 @@ class Harness:
     ) -> None:
         self.folder = folder
         self._command = [python, str(program)]
+        self._environment = {"PYSPARK_PYTHON": python}
         self.log = HistoryLog(folder / "history")
         self._servers = kafka.bootstrap_servers
         self._topic = topic
-        self._spec = spec
+        self._spec = spec if "jvm_options" in spec else spec | {"jvm_options": jvm_options()}
         self._run = "r1"
         self._workload = workload
         self._fed = dict.fromkeys(range(PARTITIONS), 0)
@@ -163,7 +164,6 @@ class Harness:
             topic=self._topic,
             attempts=attempts,
             tasks=tasks,
-            jvm_options=jvm_options(),
             workload=asdict(self._workload),
             **{
                 "checkpoint": str(self.folder / checkpoint),
@@ -176,7 +176,7 @@ class Harness:
             armed["EPOCHSINK_FAILPOINT_SIGNAL"] = "STOP"
         self.log.write("started", run=self._run, driver=driver, armed=crash)
         command = [*self._command, str(spec.write(self.folder / f"spec-{self.runs}.json"))]
-        return PipelineProcess(command, self.output, armed)
+        return PipelineProcess(command, self.output, self._environment | armed)
 
     @property
     def output(self) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epochsink_devkit.services import LocalElasticsearch, versions
-from versions.environments import CHOSEN, Environment, all_in
+from versions.environments import CHOSEN, KAFKA_SOURCE, Environment, all_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,11 +26,10 @@ def make_elasticsearch() -> Callable[..., ElasticsearchService]:
     return partial(LocalElasticsearch, short_lived=True)
 
 
-@pytest.fixture(scope="session", params=CHOSEN)
+@pytest.fixture(scope="session", params=[name for name in CHOSEN if name != KAFKA_SOURCE])
 def with_postgres_only(request: pytest.FixtureRequest) -> Environment:
     """Return an environment into which nothing was installed but the wheel with its extras [spark,postgres]."""
-    wheel, folder = (Path(os.environ[name]).absolute() for name in ("EPOCHSINK_WHEEL", "EPOCHSINK_ENVIRONMENTS"))
-    return all_in(wheel, folder)[request.param]
+    return _chosen(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +37,16 @@ def environment(with_postgres_only: Environment) -> Environment:
     """Return the environment with the extras of all three sinks."""
     with_postgres_only.install("kafka,postgres,elasticsearch")
     return with_postgres_only
+
+
+@pytest.fixture(scope="session", params=[name for name in CHOSEN if name == KAFKA_SOURCE])
+def with_kafka_source(request: pytest.FixtureRequest) -> Environment:
+    """Return the environment of the newest PySpark that has a Kafka source, with the extra [demo]."""
+    made = _chosen(request.param)
+    made.install("demo")
+    return made
+
+
+def _chosen(name: str) -> Environment:
+    wheel, folder = (Path(os.environ[each]).absolute() for each in ("EPOCHSINK_WHEEL", "EPOCHSINK_ENVIRONMENTS"))
+    return all_in(wheel, folder)[name]

@@ -23,8 +23,11 @@ VERSIONS: Final[dict[str, tuple[str, ...]]] = {
     "newest": (),
     "4.1": ("pyspark==4.1.*",),
     "4.2": ("pyspark==4.2.*",),
+    "kafka-source": ("pyspark==4.2.0",),
 }
 """What pip is told besides the wheel. Nothing is pinned but where the name says so."""
+KAFKA_SOURCE: Final = "kafka-source"
+"""The newest PySpark whose Kafka source has all that it needs on Maven Central: for that source and the demo alone."""
 CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "oldest": ("pyspark-client==4.0.0", "-c", str(OLDEST)),
     "newest": ("pyspark-client<4.4",),
@@ -53,6 +56,11 @@ class Environment:
     folder: Path
     wheel: Path
     has_jvm: bool = True
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
 
     def make(self) -> None:
         """Make it anew: with the extras [spark,postgres], or for a client without a JVM."""
@@ -92,7 +100,7 @@ class Environment:
             env=self.variables(**variables),
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=800,
             check=False,
         )
 
@@ -132,5 +140,6 @@ def client_of(environment: Environment) -> Environment:
 
 if __name__ == "__main__":
     full = [*all_in(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()).values()]
+    clients = [client_of(each) for each in full if each.name != KAFKA_SOURCE]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(Environment.make, [*full, *map(client_of, full)]))
+        list(pool.map(Environment.make, [*full, *clients]))
