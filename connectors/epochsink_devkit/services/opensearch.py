@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import Final
 
 from epochsink_devkit.services import versions
-from epochsink_devkit.services.artifacts import fetch
-from epochsink_devkit.services.elasticsearch import LocalElasticsearch, copy_http_module, py4j_jar
+from epochsink_devkit.services.elasticsearch import LocalElasticsearch, copy_http_module
 
 # the artifact has none; the build adds it to the archive that is published elsewhere
 _DESCRIPTOR: Final = """\
@@ -41,10 +39,6 @@ class LocalOpenSearch(LocalElasticsearch):
         release = self.release
         described = _DESCRIPTOR.format(version=self.version, java=release.java_minimum, plugin=release.http_class)
         (module / "plugin-descriptor.properties").write_text(described)
-
-    def _class_path(self) -> list[str]:
-        jars = sorted(fetch(self.release.bundle).glob("*.jar"))
-        return ["-cp", os.pathsep.join(map(str, [*jars, py4j_jar()]))]
 
 
 class LocalOpenSearch3(LocalOpenSearch):

@@ -154,12 +154,12 @@ ELASTICSEARCH = {
         "3c11b0a17907432e5425df1500c71461376a6b270de265b55cf0ee5f6918cbc7",
     ),
     9: ElasticsearchRelease(
-        "9.2.2",
+        "9.5.3",
         21,
         25,
         (),
-        "c3072694e7be5278bae70a56f8894a4a62d7286dfcfad507a196a934b8bbc543",
-        "49541904ba42959d4ecd55e5db211ad19030f287aad9b55496c7ba3304e51d49",
+        "d64564a4575fa1dfcb1bd95162d608005d82d3ee7dc18836d3f8c37025671f2d",
+        "97bcc314d74f57a4dd071ee4f95bea10fc1eeca0de99394d625b947e4b0928ce",
     ),
 }
 """By major version."""
