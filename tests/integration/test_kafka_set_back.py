@@ -27,6 +27,7 @@ from epochsink.errors import WentBack
 from epochsink.identity import marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.cluster import _TRANSACTION
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.sink import COMMITTED, LastDone, identity_key
 from epochsink_devkit.services import LocalKafka
 
@@ -92,8 +93,9 @@ def test_a_marker_s_request_that_comes_after_the_commit_stops_no_start(kafka: Ka
 
 
 @pytest.mark.parametrize("kafka", [0], indirect=True)
-def test_a_marker_s_request_that_comes_before_a_commit_is_known_does_not_make_its_rows_be_written_again(
-    kafka: KafkaService, topic_sink: Kafka
+@pytest.mark.parametrize("is_markers", [True, False])
+def test_a_request_that_comes_before_a_commit_is_known_does_not_make_its_rows_be_written_again(
+    kafka: KafkaService, topic_sink: Kafka, *, is_markers: bool
 ) -> None:
     """The driver has crashed between the commit and its record: the id is open, and readers have the rows."""
     who, first = identity(), epoch(0)
@@ -101,12 +103,23 @@ def test_a_marker_s_request_that_comes_before_a_commit_is_known_does_not_make_it
     with committing(topic_sink, who) as committer:
         [part] = vote(committer, first, part)
         assert commit(committer, first, part) == COMMITTED
-        open_again(committer, who, part)
+        if is_markers:
+            open_again(committer, who, part)
+        else:
+            add_again(committer, part)
     with committing(topic_sink, who) as successor:
         assert commit(successor, first, part) == COMMITTED
         assert successor.leftovers() == []
         successor.verify_applied(LastDone(0, first.attempt, (part,)), None)
     assert read_all(kafka.bootstrap_servers, topic_sink.topic or "", 1) == ["a"]
+
+
+def add_again(committer: Any, part: Any) -> None:
+    """Send the request that adds the rows' partitions once more, as a late duplicate does."""
+    known = KafkaCommittable.from_json(part)
+    cluster: Any = committer.participant._cluster
+    for place in known.places:
+        cluster.add_partitions(known.transaction, place.topic, [place.partition])
 
 
 def open_again(committer: Any, who: Any, part: Any) -> None:

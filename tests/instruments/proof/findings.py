@@ -198,6 +198,10 @@ FINDINGS: Final = (
                 "tests/simulation/test_faults.py::"
                 "test_a_request_with_rows_comes_again_after_the_commit_and_the_driver_crashes"
             ),
+            (
+                "tests/integration/test_kafka_set_back.py::"
+                "test_a_request_that_comes_before_a_commit_is_known_does_not_make_its_rows_be_written_again"
+            ),
         ),
     ),
     Finding(
