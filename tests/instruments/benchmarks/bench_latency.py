@@ -279,7 +279,9 @@ class Bench:
             answer = subprocess.run(probe, check=True, stdout=subprocess.PIPE, text=True).stdout
             after, took = _processor(), time.monotonic() - began
         ages = json.loads(answer.splitlines()[-1])[load.rate * WARM_SECONDS :]
-        return Sample(list(ages), {kind: after.get(kind, 0.0) - before.get(kind, 0.0) for kind in KINDS}, took)
+        return Sample(
+            list(ages), {kind: max(after.get(kind, 0.0) - before.get(kind, 0.0), 0.0) for kind in KINDS}, took
+        )
 
     def flink_ways(self, load: Load) -> Iterator[tuple[str, Sample]]:
         """Yield Flink's ages at the shortest interval at which it keeps up."""
