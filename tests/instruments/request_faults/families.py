@@ -55,7 +55,8 @@ UNSAFE: Final = "a setting no longer keeps what the target acknowledges"
 LOSSES: Final = frozenset({LOST, ABORTED, DELETED, SET_BACK})
 """What takes rows away."""
 MAY_STOP: Final = {
-    SET_BACK: r"WentBack|created again",
+    # a topic that is being created anew is unknown for a moment
+    SET_BACK: r"WentBack|created again|UNKNOWN_TOPIC_OR_PART",
     DELETED: r"LogIncomplete.* now begins at offset",
     ABORTED: r"OutcomeUnknown.*rows are not all in",
     CHANGED: r"changed",
