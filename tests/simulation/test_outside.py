@@ -71,6 +71,14 @@ def test_an_older_ledger_is_not_accepted_because_an_error_was_swallowed_too() ->
     assert isinstance(simulation.loud, WentBack)
 
 
+def test_epochs_that_spark_has_passed_over_are_not_accepted_with_one_that_was_left_out() -> None:
+    """Commits and ledger are those of an older copy, and offsets are not: Spark runs the newest epoch alone."""
+    plan: plans.Plan = ((145, ("restore", 0, 0, 1)), (145, ("skip",)))
+    simulation = play(plan, "KSE", 0, WAITING)
+    assert verdict(simulation, plan) == []
+    assert "epochs 1 to 2 were decided without ExactlyOnce" in str(simulation.loud)
+
+
 @pytest.mark.parametrize(
     ("plan", "schedule"),
     [

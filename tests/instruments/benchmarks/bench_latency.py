@@ -3,9 +3,9 @@
 The same records come from a Kafka topic and go, by Spark, into a topic, a table or an index: with our sink as it comes,
 and with Spark's own at-least-once sink, JDBC or `parallel_bulk` in foreachBatch. Flink's KafkaSink writes them exactly
 once, at the shortest checkpoint interval of `INTERVALS` at which it keeps up. All in one run, in turn; records of the
-first `WARM_SECONDS` are not counted. Beside the ages stand processor seconds by process. At last come ours at longer
-trigger intervals, and both into Kafka with the checkpoint file manager that writes Spark's files sooner. Between two of
-a reader's looks are 5 ms; an index refreshes every `REFRESH`.
+first `WARM_SECONDS` and of the last one are not counted. Beside the ages stand processor seconds by process. At last
+come ours at longer trigger intervals, and both into Kafka with the checkpoint file manager that writes Spark's files
+sooner. Between two of a reader's looks are 5 ms; an index refreshes every `REFRESH`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 HERE: Final = Path(__file__).parent
 WARM_SECONDS: Final = 4
 COUNTED_SECONDS: Final = 18
+LAST_SECONDS: Final = 1
+"""How long records go on after the counted ones: Spark's source waits for half a second more for the very last ones."""
 INTERVALS: Final = (50, 100, 200, 400)
 """Milliseconds between two of Flink's checkpoints, the shortest first."""
 BEHIND: Final = 1.5
@@ -272,13 +274,14 @@ class Bench:
             "table": lambda: (self.dsn, self.table()),
             "index": lambda: (self.url, self.index()),
         }[kind]()
-        spec = Spec(self.broker, source, load.rate, load.rate * (WARM_SECONDS + seconds), kind, server, target)
+        sent = load.rate * (WARM_SECONDS + seconds + LAST_SECONDS)
+        spec = Spec(self.broker, source, load.rate, sent, kind, server, target)
         with write(source, target):
             probe = [sys.executable, str(HERE / "latency_probe.py"), json.dumps(asdict(spec))]
             before, began = _processor(), time.monotonic()
             answer = subprocess.run(probe, check=True, stdout=subprocess.PIPE, text=True).stdout
             after, took = _processor(), time.monotonic() - began
-        ages = json.loads(answer.splitlines()[-1])[load.rate * WARM_SECONDS :]
+        ages = json.loads(answer.splitlines()[-1])[load.rate * WARM_SECONDS : -load.rate * LAST_SECONDS]
         return Sample(
             list(ages), {kind: max(after.get(kind, 0.0) - before.get(kind, 0.0), 0.0) for kind in KINDS}, took
         )

@@ -43,6 +43,20 @@ class Finding:
 FINDINGS: Final = (
     Finding(
         "simulation",
+        "c8e005875fb6",
+        SIMULATION,
+        "Commits and ledger were those of an older copy, and offsets were not: Spark passed over an epoch, and the "
+        "user's function left out the next one. The error named both; the simulated operator accepted them, and the "
+        "simulation counted the second alone as missing.",
+        tests=(
+            (
+                "tests/simulation/test_outside.py::"
+                "test_epochs_that_spark_has_passed_over_are_not_accepted_with_one_that_was_left_out"
+            ),
+        ),
+    ),
+    Finding(
+        "simulation",
         "51d58263e1e4",
         SIMULATION,
         "The simulated operator accepted epochs whose rows were lost, although the message said to restore the "
