@@ -100,6 +100,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=RECORDS, help="the folder of the records; the page is beside it")
     parser.add_argument("--page", action="store_true", help="run nothing: write the page from the records")
     chosen = parser.parse_args()
+    chosen.keep.mkdir(parents=True, exist_ok=True)
     console, failed = Console(), []
     for name in [] if chosen.page else chosen.only.split(","):
         if name == "soak" and (absent := missing()):
