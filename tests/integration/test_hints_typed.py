@@ -498,7 +498,7 @@ def a_newer_version_has_prepared_an_epoch(rig: Rig) -> EpochsinkError:
     return query.started()
 
 
-@STATES.shows("kafka/committer.py _end_lost: status")
+@STATES.shows("kafka/commit.py not_aborted: status")
 def a_lost_transaction_cannot_be_aborted(rig: Rig) -> EpochsinkError:
     query = rig.topic()
     query.pending(0, rows("a", "b"))

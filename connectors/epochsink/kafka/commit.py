@@ -51,7 +51,7 @@ class TransactionCommits:
 
         The leaders are asked about all parts at once, before the first transaction is ended. After the first unknown
         outcome, the outcomes of the later parts are unknown too. Raises `WentBack` if ``after`` was written to other
-        topics.
+        topics, and `OutcomeUnknown` if the coordinator refuses to abort a transaction that has lost its rows.
         """
         deadline = self._cluster.deadline()
         before = topics_of(committables(after)) if after else {}
@@ -225,7 +225,9 @@ class TransactionCommits:
         if is_open:
             # its rows were lost, or were committed, and a request that came twice has opened it again: the marker
             # tells, and brokers show no marker of the group while a transaction holds one
-            self._transactions.end(part.transaction, deadline, commit=False)
+            answer, detail = self._transactions.end(part.transaction, deadline, commit=False)
+            if answer is EndTxnResult.REFUSED:
+                raise not_aborted(epoch, part.transaction, detail, now.state)
             now = self._describe([part], deadline)[part.transaction]
         while (verdict := self._judge(epoch, part, now, deadline)) is None:
             self._wait(part, now.state.value, deadline)
@@ -314,6 +316,16 @@ def _lost_with_topic(part: KafkaCommittable, recreated: Sequence[str]) -> Verdic
         f"topic(s) {', '.join(recreated)} were deleted, and perhaps created again, since {part.rows} row(s) of "
         f"Spark partition {part.partition} were written to them; {part.transaction.transactional_id} may have been "
         "committed before that or after it",
+    )
+
+
+def not_aborted(epoch: Epoch, transaction: Transaction, detail: str, state: TransactionState) -> OutcomeUnknown:
+    """Return the error for a transaction that has lost its rows, and that the coordinator refuses to abort."""
+    return OutcomeUnknown(
+        f"epoch {epoch.number}: transaction {transaction.transactional_id} has lost rows, and cannot be "
+        f"aborted: the coordinator answers {detail}, and its state is {state.value}",
+        hint="its rows are not written again; look at the epoch: epochsink status CHECKPOINT",
+        epoch=epoch.number,
     )
 
 

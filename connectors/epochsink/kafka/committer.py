@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.errors import Fenced, LogIncomplete, PrepareFailed, RowsRejected, WentBack
 from epochsink.kafka import preflight
 from epochsink.kafka.applied_epochs import Markers, committables, topics_of
-from epochsink.kafka.commit import TransactionCommits, refuse_other_topics
+from epochsink.kafka.commit import TransactionCommits, not_aborted, refuse_other_topics
 from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
 from epochsink.kafka.config import KafkaConfig
 from epochsink.kafka.errors import Refused, Unreachable
@@ -331,12 +331,7 @@ class KafkaCommitter(Participant):
             return
         now = self._transactions.describe([transaction.transactional_id], deadline)[transaction.transactional_id]
         if now.is_of(transaction) and now.state in _NOT_ABORTED:
-            raise OutcomeUnknown(
-                f"epoch {epoch.number}: transaction {transaction.transactional_id} has lost rows, and cannot be "
-                f"aborted: the coordinator answers {detail}, and its state is {now.state.value}",
-                hint="its rows are not written again; look at the epoch: epochsink status CHECKPOINT",
-                epoch=epoch.number,
-            )
+            raise not_aborted(epoch, transaction, detail, now.state)
 
     def _seen_whole(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> KafkaCommittable:
         seen = self._witness.look([part], (), deadline)
