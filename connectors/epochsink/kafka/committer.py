@@ -321,10 +321,7 @@ class KafkaCommitter(Participant):
             raise
 
     def _end_lost(self, epoch: Epoch, transaction: Transaction) -> None:
-        """Abort what is left of a lost transaction, so that it blocks no reader and can never be committed.
-
-        Raises `OutcomeUnknown` if it is still open or was committed.
-        """
+        """Abort what is left of a lost transaction. Raises `OutcomeUnknown` if it is open still, or committed."""
         deadline = self._cluster.deadline()
         answer, detail = self._transactions.end(transaction, deadline, commit=False)
         if answer is EndTxnResult.DECIDED:
