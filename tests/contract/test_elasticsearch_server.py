@@ -212,11 +212,13 @@ def test_searches_see_what_was_refreshed(both: tuple[Asked, Asked]) -> None:
 
     def pages(asked: Asked) -> Any:
         point, after, names = asked.server.open_point_in_time(asked.index), None, []
-        asked.server.bulk(asked.index, b'{"index":{"_id":"later"}}\n{"n":9}\n', "errors", refresh=True)
         order = [{"n": "asc"}, {"_shard_doc": "asc"}]
         while hits := (
             page := asked.server.search(None, {"match_all": {}}, 2, sort=order, after=after, point_in_time=point)
         ).hits:
+            if after is None:
+                # from the first page on, at the latest, it is kept as it was
+                asked.server.bulk(asked.index, b'{"index":{"_id":"later"}}\n{"n":9}\n', "errors", refresh=True)
             point, after = page.point_in_time, hits[-1]["sort"]
             names += [(hit["_id"], hit["_index"]) for hit in hits]
         asked.server.close_point_in_time(point)
