@@ -171,6 +171,14 @@ def test_elasticsearch_is_of_the_clients_major_version(
     assert versions.elasticsearch().version.startswith(server)
 
 
+def test_hdfs_for_another_pyspark_has_jars_that_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is that of the Hadoop client in PySpark, and jars.sha256 has the jars of one of them."""
+    monkeypatch.setattr("pyspark.__version__", versions.LOCKED_SPARK)
+    assert versions.hdfs_bundle().locked
+    monkeypatch.setattr("pyspark.__version__", "4.9.9")
+    assert not versions.hdfs_bundle().locked
+
+
 def test_the_environment_names_other_versions_whose_jars_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {"EPOCHSINK_KAFKA": "3.9.1", "EPOCHSINK_POSTGRES": "14.24"}
     shown = "from epochsink_devkit.services import versions as v; print(v.KAFKA_BUNDLE, v.postgres_bundle('x86_64'))"

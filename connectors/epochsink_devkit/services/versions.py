@@ -267,7 +267,7 @@ def postgres_bundle(machine: str | None = None) -> Bundle:
 
 
 LOCKED_SPARK = "4.0.0"
-"""The PySpark version for which jars.sha256 has every jar of the Kafka source."""
+"""The PySpark version for which jars.sha256 has every jar of the Kafka source, and of HDFS with its Hadoop."""
 
 
 def spark_kafka() -> Artifact:
@@ -301,6 +301,7 @@ def hdfs_bundle() -> Bundle:
             Artifact("javax.xml.bind", "jaxb-api", "2.3.1"),
         ),
         exclude_modules=("hadoop-client-api", "hadoop-client-runtime", "junit", "mockito-core"),
+        locked=pyspark.__version__ == LOCKED_SPARK,
     )
 
 
