@@ -286,7 +286,7 @@ def test_batches_that_are_copied(asked: Asked) -> None:
 def test_records_that_a_log_does_not_have(asked: Asked) -> None:
     asked.opened()
     end = asked.at(END_OFFSETS)
-    assert asked.fetched(end.offset) == Fetched(b"", end.offset)
+    assert asked.fetched(end.offset) == Fetched(b"", 0, end.offset)
     assert asked.fetched(end.offset + 1).records is None
     assert asked.fetched(0, end.leader_epoch).records
     assert asked.at(EpochEnds({(asked.topic, 0): end.leader_epoch})) == end.offset

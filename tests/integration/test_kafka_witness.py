@@ -83,6 +83,13 @@ def delete_first_rows(broker: LocalKafka, topic: str, part: Committable) -> None
         client.delete_records({TopicPartition(topic, 1): first + 12})
 
 
+def delete_rows(broker: LocalKafka, topic: str, part: Committable) -> None:
+    """Delete all that a partition has."""
+    del part
+    with admin(broker.bootstrap_servers) as client:
+        client.delete_records({TopicPartition(topic, 1): -1})
+
+
 LOSSES: Final = [lose_files, truncate, abort_at_partitions, delete_first_rows]
 
 
@@ -173,7 +180,7 @@ def test_rows_that_partitions_have_lost_and_nobody_keeps_stop_the_query_and_none
         assert reader.poll(1.0) == []
 
 
-@pytest.mark.parametrize("meanwhile", [lose_files, truncate])
+@pytest.mark.parametrize("meanwhile", [lose_files, truncate, delete_rows])
 def test_rows_that_partitions_have_lost_before_the_vote_are_written_again_by_the_vote(
     broker: LocalKafka, fresh_topic: FreshName, meanwhile: Callable[..., None]
 ) -> None:
@@ -186,6 +193,18 @@ def test_rows_that_partitions_have_lost_before_the_vote_are_written_again_by_the
         assert commit(committer, prepared.at, part, prepared.rows) == COMMITTED
         committer.abort_orphans([])
     assert read_all(broker.bootstrap_servers, prepared.topic, len(VALUES)) == VALUES
+
+
+def test_rows_that_are_deleted_before_the_vote_fail_the_attempt_alone_if_the_topic_kept_them(
+    broker: LocalKafka, fresh_topic: FreshName
+) -> None:
+    prepared = Prepared(broker, fresh_topic(), spool=None)
+    with committing(prepared.config, prepared.who) as committer:
+        assert committer.begin(prepared.at, rows("x").schema).keeping is Keeping.IN_TARGET
+        written = prepare(prepared.config, prepared.of, rows(*VALUES))
+        delete_rows(broker, prepared.topic, written)
+        with pytest.raises(PrepareFailed, match="Spark runs the epoch again"):
+            committer.vote(prepared.at, [written], NO_ROWS)
 
 
 def half_lost(broker: LocalKafka, prepared: Prepared) -> Committable:
@@ -231,7 +250,7 @@ def test_an_attempt_whose_first_rows_are_lost_is_refused_however_often_it_is_vot
                 committer.vote(prepared.at, [written], NO_ROWS)
 
 
-@pytest.mark.parametrize("meanwhile", [lose_files, truncate, abort_at_partitions])
+@pytest.mark.parametrize("meanwhile", [*LOSSES, delete_rows])
 def test_rows_that_are_lost_between_the_look_and_the_commit_stop_the_query_before_the_epoch_is_done(
     broker: LocalKafka, fresh_topic: FreshName, meanwhile: Callable[..., None]
 ) -> None:
@@ -286,10 +305,11 @@ def test_what_becomes_of_rows_after_their_commit_is_no_loss(broker: LocalKafka, 
     broker.kill()
     broker.start()
     ends = {at: end for at, (_, end, _) in places(part).items()}
-    for deleted in (None, 2, 0):
-        if deleted is not None:
+    for deletes in (False, True):
+        if deletes:
             with admin(broker.bootstrap_servers) as client:
-                client.delete_records({partition: end - deleted for partition, end in ends.items()})
+                # with their ends, which are one record each: rows that went alone were gone before readers had them
+                client.delete_records({partition: end + 1 for partition, end in ends.items()})
         with committing(prepared.config, prepared.who) as committer:
             assert commit(committer, at, part) == COMMITTED
 

@@ -318,12 +318,12 @@ class Brokers:
         log = self.logs[at]
         lost = position.leader_epoch >= 0 and self.epoch_end(at, position.leader_epoch) < position.offset
         if lost or not log.start <= position.offset <= log.end:
-            return Fetched(None, log.end)
+            return Fetched(None, -1, log.end)
         data = b""
         for batch in log.batches:
             if batch.after > position.offset and (not data or len(data) < size):
                 data += encoded(batch)
-        return Fetched(data, log.end)
+        return Fetched(data, log.start, log.end)
 
     def epoch_end(self, at: At, leader_epoch: int) -> int:
         """OffsetForLeaderEpoch."""

@@ -96,6 +96,42 @@ def an_operator_aborts_between_the_look_and_the_commit(story: Story) -> None:
 
 
 @kafka
+def an_operator_deletes_rows_between_the_look_and_the_commit(story: Story) -> None:
+    run = decided(story, [0, 1])
+    run.steps.before("K commit", lambda: story.world.brokers.lose_records("gone"))
+    with stops(OutcomeUnknown, words="were deleted"):
+        run.commit()
+    with stops(OutcomeUnknown, words="were deleted"):
+        story.start()
+
+
+@kafka
+def an_operator_deletes_rows_after_the_commit(story: Story) -> None:
+    run = decided(story, [0, 1])
+
+    def delete() -> None:
+        story.world.brokers.finish()
+        story.world.brokers.lose_records("gone")
+
+    run.steps.after("K commit", delete)
+    run.commit()
+    story.expect(0, 1)
+
+
+@kafka
+def an_operator_deletes_the_first_row_before_the_vote(story: Story) -> None:
+    run = story.start()
+    epoch = run.begin(0)
+    parts = run.written(epoch, [[0, 1], [2, 3]])
+    story.world.brokers.lose_records("cut")
+    story.world.brokers.deleted.clear()
+    run.record(epoch, parts)
+    run.decide(0)
+    run.commit()
+    story.expect(0, 1, 2, 3)
+
+
+@kafka
 def an_operator_aborts_before_the_commit_and_its_ends_come_late(story: Story) -> None:
     run = decided(story, [0, 1])
     run.steps.before("K commit", lambda: story.world.brokers.lose_at_partition("aborted"))

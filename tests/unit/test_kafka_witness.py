@@ -27,16 +27,18 @@ ID: Final = "f" * 32
 FIRST: Final = Transaction("epochsink.x", 7, 3)
 SECOND: Final = Transaction("epochsink.y", 8, 3)
 AT: Final = ("orders", 0)
+OFFSET_OUT_OF_RANGE: Final = 1
 
 
 class Brokers(Cluster):
-    """A cluster of one partition, which holds ``log``; leader epoch 1 has ended at ``epoch_end``."""
+    """A cluster of one partition, which holds ``log`` from ``first`` on; leader epoch 1 has ended at ``epoch_end``."""
 
-    def __init__(self, *log: bytes, epoch_end: int = 1000, topic_id: str = ID) -> None:
+    def __init__(self, *log: bytes, epoch_end: int = 1000, topic_id: str = ID, first: int = 0) -> None:
         super().__init__("broker:9092", {}, 1.0)
         self.log = log
         self.epoch_end = epoch_end
         self.topic_id = topic_id
+        self.first = first
         self.positions: list[int] = []
 
     def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
@@ -58,6 +60,9 @@ class Brokers(Cluster):
         [topic] = request.topics
         [asked] = topic.partitions
         told = SimpleNamespace(error_code=0)
+        if isinstance(request, ListOffsetsRequest):
+            told.partition_index, told.offset, told.leader_epoch = asked.partition_index, self.first, 1
+            return SimpleNamespace(topics=[SimpleNamespace(name=topic.name, partitions=[told])])
         if not isinstance(request, FetchRequest):
             told.partition, told.end_offset = asked.partition, self.epoch_end
             return SimpleNamespace(topics=[SimpleNamespace(topic=topic.topic, partitions=[told])])
@@ -65,6 +70,8 @@ class Brokers(Cluster):
         diverged = asked.last_fetched_epoch >= 0 and self.epoch_end < asked.fetch_offset
         told.partition_index, told.high_watermark = asked.partition, max(map(after, self.log), default=0)
         told.diverging_epoch = SimpleNamespace(epoch=1, end_offset=self.epoch_end) if diverged else None
+        told.error_code = OFFSET_OUT_OF_RANGE if asked.fetch_offset < self.first else 0
+        told.log_start_offset = -1 if told.error_code else self.first
         told.records = b"" if diverged else b"".join(one for one in self.log if after(one) > asked.fetch_offset)
         answered = SimpleNamespace(topic=topic.topic, partitions=[told])
         return SimpleNamespace(error_code=0, responses=[answered])
@@ -115,6 +122,19 @@ def test_an_end_that_was_deleted_stops_no_commit() -> None:
     assert look(Brokers(batch(b"later", offset=40, producer_id=9))) == Loss(None, [FIRST])
 
 
+@pytest.mark.parametrize("first", [6, 10, 12])
+def test_rows_that_were_deleted_before_their_end_are_a_loss(first: int) -> None:
+    """The first of them, all, and all that was there when the end was written."""
+    words = f"orders-0 begins at offset {first} now, and rows of epochsink.x, from offset 5 on, were deleted"
+    assert look(Brokers(end(COMMIT, offset=12), first=first)).words == words
+    assert look(Brokers(end(COMMIT, offset=12), first=first), seen={FIRST: 11}).words == words
+
+
+def test_rows_that_were_deleted_with_their_end_are_no_loss() -> None:
+    """Readers could read them, and retention or an operator has deleted them since."""
+    assert look(Brokers(batch(b"later", offset=40, producer_id=9), first=13)) == Loss(None, [FIRST])
+
+
 def test_a_log_that_was_cut_before_the_rows_ended_is_a_loss() -> None:
     assert look(Brokers(epoch_end=8)).words == "orders-0 has lost its records from offset 8 on"
 
@@ -160,9 +180,8 @@ class Leader(Brokers):
         log: tuple[bytes, ...] = (WHOLE,),
         leader_epoch: int = 1,
     ) -> None:
-        super().__init__(*log, topic_id=topic_id)
+        super().__init__(*log, topic_id=topic_id, first=first)
         self.open_now = open_now
-        self.first = first
         self.leader_epoch = leader_epoch
 
     def _answer(self, request: Any) -> Any:
@@ -222,6 +241,7 @@ def test_rows_are_counted_in_the_vote_too() -> None:
     assert before_commit(Leader((7, 3, 5, 2)), UNVOTED).whole == {0: part()}
     assert "they hold 2 of its 3 row" in before_commit(Leader((7, 3, 5, 1)), UNVOTED).missing[0]
     assert "they hold 0 of its 3 row" in before_commit(Leader(), UNVOTED).missing[0]
+    assert "its first rows were deleted" in before_commit(Leader((7, 3, 5, 2), first=6), UNVOTED).missing[0]
 
 
 @pytest.mark.parametrize(

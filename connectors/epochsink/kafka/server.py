@@ -115,6 +115,8 @@ class Fetched(NamedTuple):
     """The answer about one partition; ``records`` is None if the leader does not have the position."""
 
     records: bytes | None
+    first: int
+    """The first offset that the log still has; -1 without records."""
     end: int
     """The offset after the last record that all in-sync replicas have."""
 

@@ -336,10 +336,10 @@ def _read_records(answer: Any) -> Iterator[tuple[Partition, Fetched]]:
             partition = (topic.topic, fetched.partition_index)
             # retention deleted the position, or the log was cut off before it
             if fetched.error_code == _OFFSET_OUT_OF_RANGE or fetched.diverging_epoch is not None:
-                yield partition, Fetched(None, fetched.high_watermark)
+                yield partition, Fetched(None, -1, fetched.high_watermark)
                 continue
             raise_for(fetched.error_code, f"fetching from {topic.topic}-{fetched.partition_index}")
-            yield partition, Fetched(bytes(fetched.records or b""), fetched.high_watermark)
+            yield partition, Fetched(bytes(fetched.records or b""), fetched.log_start_offset, fetched.high_watermark)
 
 
 def _produce(question: Append, partitions: Collection[Partition]) -> ProduceRequest:

@@ -13,7 +13,7 @@ aborted the transaction.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -34,7 +34,6 @@ from epochsink.kafka.server import (
     Partition,
     Producers,
     ProducerState,
-    Question,
     Records,
 )
 from epochsink.retry import Clock
@@ -93,10 +92,10 @@ class Witness:
     ) -> Seen:
         """Return which parts are complete; ``others`` are further topics whose ids are wanted.
 
-        A part whose topic has another id now is in neither ``whole`` nor ``missing``. Deleted rows are noticed only
-        after the vote, which notes where a part's rows begin. ``before`` is a look that found every part complete, and
-        that is older than the first row of each part that it did not find. It saves the read of the first batches in
-        partitions whose leader has not changed since: only with the leader do acknowledged records change.
+        A part whose topic has another id now is in neither ``whole`` nor ``missing``. ``before`` is a look that found
+        every part complete, and that is older than the first row of each part that it did not find. It saves the read
+        of the first batches in partitions whose leader has not changed since: only with the leader do acknowledged
+        records change.
         """
         seen: Seen = self._cluster.until(deadline, partial(self._look_once, parts, others, before))
         return seen
@@ -104,12 +103,9 @@ class Witness:
     def _look_once(self, parts: Sequence[KafkaCommittable], others: Iterable[str], before: Seen | None) -> Seen:
         written_to = {topic for part in parts for topic in part.topics}
         # the ends first: an abort that the producers do not show yet is then behind the end, where `lost` looks
-        questions: list[Question] = [END_OFFSETS, Producers()]
-        if any(map(_was_voted_on, parts)):
-            questions.append(FIRST_OFFSETS)
         leaders = Leaders(self._cluster)
-        ends, producers, *starts = leaders.look(
-            {*others, *written_to}, lambda: leaders.partitions(written_to), *questions
+        ends, producers, starts = leaders.look(
+            {*others, *written_to}, lambda: leaders.partitions(written_to), END_OFFSETS, Producers(), FIRST_OFFSETS
         )
         topics = leaders.ids()
         present = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
@@ -125,7 +121,7 @@ class Witness:
         whole, missing = {}, {}
         for index, part in present.items():
             places = opened[part.transaction.producer_id]
-            if why := _why_missing(part, places, starts[0] if starts else {}, cut):
+            if why := _why_missing(part, places, starts, cut):
                 missing[index] = why
             else:
                 whole[index] = replace(part, places=tuple(place for place, _ in places))
@@ -165,11 +161,11 @@ class Witness:
             gone = {at for at, evidence in first.items() if evidence.records is None}
             if cut := _cut_off(leaders, parts, gone | endings.mixed()):
                 return Loss(cut)
-            # the records of the vote are still there: read from behind them
-            endings.again_from_vote(gone)
+            # the records of the vote were there: read from behind them, or from what is left
+            endings.again_from_vote(leaders.ask(gone, FIRST_OFFSETS)[0] if gone else {})
             shown = {at: evidence for at, evidence in first.items() if at not in gone}
-            aborted = endings.aborted(leaders, shown, deadline, ended=ended)
-            return Loss(aborted, () if aborted else endings.unseen())
+            words = endings.loss(leaders, shown, deadline, ended=ended)
+            return Loss(words, () if words else endings.unseen())
 
         evidence: Loss = self._cluster.until(deadline, attempt)
         return evidence
@@ -260,7 +256,7 @@ def _why_missing(
     # modulo, because sequence numbers wrap around to 0
     elif not opened_at or (rows - part.rows) % SEQUENCES:
         why = f"they hold {rows} of its {part.rows} row(s)"
-    elif cut := [_named(at) for at, start in opened.items() if at in starts and start < starts[at].offset]:
+    elif cut := [_named(at) for at, start in opened.items() if start < starts[at].offset]:
         why = f"its first rows were deleted from {', '.join(cut)}"
     elif lost := [_named(at) for at in opened if (part.transaction, at) in cut_off]:
         why = f"its first rows were lost from {', '.join(lost)} while the others were written"
@@ -290,7 +286,8 @@ def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable], doubtful: Coll
 class _Endings:
     """Looks for the ends of transactions in the logs, from the ends of the partitions when these were seen whole.
 
-    A missing end proves nothing: retention and compaction delete ends too.
+    A missing end proves nothing: retention and compaction delete ends too. But an end without its rows does: they were
+    deleted before readers could see them. Or retention has deleted them alone, which is taken for a loss.
     """
 
     def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends, clock: Clock) -> None:
@@ -301,7 +298,7 @@ class _Endings:
         for part in parts:
             for place in part.places:
                 at = (place.topic, place.partition)
-                self._waiting.setdefault(at, {})[part.transaction.producer_id] = _Ending(part.transaction)
+                self._waiting.setdefault(at, {})[part.transaction.producer_id] = _Ending(part.transaction, place.start)
                 self._voted[at] = min(place.end, self._voted.get(at, place.end))
                 noted = End(place.end, place.leader_epoch)
                 self._ends.setdefault(at, set()).add(ends.get(part.transaction, {}).get(at, noted))
@@ -312,9 +309,9 @@ class _Endings:
         """Return the partitions with several noted ends: a fetch from the first one proves nothing about the others."""
         return {at for at, offsets in self._ends.items() if len(offsets) > 1}
 
-    def again_from_vote(self, partitions: Iterable[Partition]) -> None:
-        """Read these partitions from the end that the vote noted, without the check for cut-off records."""
-        self._positions |= {at: End(self._voted[at]) for at in partitions}
+    def again_from_vote(self, starts: Mapping[Partition, End]) -> None:
+        """Read on from the ends that the vote noted, or from what is left; without the check for cut-off records."""
+        self._positions |= {at: End(max(self._voted[at], start.offset)) for at, start in starts.items()}
 
     def ahead(self) -> list[Partition]:
         """Return the partitions that have to be read further."""
@@ -328,10 +325,10 @@ class _Endings:
         """Return the transactions whose end is missing from a partition."""
         return list({ending.transaction for waiting in self._waiting.values() for ending in waiting.values()})
 
-    def aborted(
+    def loss(
         self, leaders: Leaders, fetched: Mapping[Partition, Fetched], deadline: float, *, ended: bool
     ) -> str | None:
-        """Return, in words, which partition had aborted a transaction before its commit; None if none had.
+        """Return, in words, which partition had aborted a transaction before its commit, or lacks its rows; or None.
 
         ``fetched`` is the answer to the first `records`.
         """
@@ -339,7 +336,7 @@ class _Endings:
         patience = deadline if ended else self._clock.monotonic() + _MARKERS_SECONDS
         while True:
             for at, records in fetched.items():
-                if lost := self._read(at, records.records or b""):
+                if lost := self._read(at, records.records or b"", records.first):
                     return lost
                 # the position is gone, or the whole log was read: the ends were deleted
                 if records.records is None or (ended and self._positions[at].offset >= records.end):
@@ -354,7 +351,7 @@ class _Endings:
                 )
             [fetched] = leaders.ask(ahead, self.records())
 
-    def _read(self, at: Partition, records: bytes) -> str | None:
+    def _read(self, at: Partition, records: bytes, first: int) -> str | None:
         for after, batch in record_batch.split(records):
             # a fetch begins with the batch that contains the position
             if after <= self._positions[at].offset:
@@ -365,16 +362,20 @@ class _Endings:
                 continue
             if ending.was_aborted:
                 return f"{_named(at)} had aborted {ending.transaction.transactional_id} before"
+            if ending.start < first and not batch.is_abort:
+                rows = f"rows of {ending.transaction.transactional_id}, from offset {ending.start} on"
+                return f"{_named(at)} begins at offset {first} now, and {rows}, were deleted"
             del self._waiting[at][batch.producer_id]
         return None
 
 
+@dataclass
 class _Ending:
-    """The search for the end of one transaction in one partition."""
+    """The search for the end of one transaction, whose rows begin at ``start``, in one partition."""
 
-    def __init__(self, transaction: Transaction) -> None:
-        self.transaction = transaction
-        self.was_aborted = False
+    transaction: Transaction
+    start: int
+    was_aborted: bool = False
 
     def is_over(self, end: Batch) -> bool:
         """Take in an end of this producer; return whether the search is over.

@@ -286,7 +286,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/witness.py",
-        "if at in starts and start < starts[at].offset]:",
+        "if start < starts[at].offset]:",
         "if False]:",
         WITNESS,
         "a commit of a transaction whose first rows retention has deleted",
@@ -325,6 +325,20 @@ MUTANTS: list[Mutant] = [
         "            if False:\n",
         WITNESS,
         "a done epoch whose rows an operator had aborted",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        "            if ending.start < first and not batch.is_abort:\n",
+        "            if False:\n",
+        WITNESS,
+        "a done epoch whose rows an operator had deleted before readers could see them",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        "End(max(self._voted[at], start.offset))",
+        "End(self._voted[at])",
+        WITNESS,
+        "a done epoch whose rows an operator had deleted before readers could see them",
     ),
     Mutant(
         "kafka/witness.py",

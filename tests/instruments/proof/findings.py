@@ -269,6 +269,50 @@ FINDINGS: Final = (
         ),
     ),
     Finding(
+        "request faults",
+        "a2aa6e06e44a",
+        LIBRARY,
+        "**Rows that an operator had deleted counted as done** if the deletion came between the last look at the "
+        "partitions and the commit, some milliseconds: no reader had seen them. A commit whose rows are gone from "
+        "before it is now an `OutcomeUnknown`, at each start.",
+        ("request 2 of «EndTxn»: rows are deleted", "request 1 of «EndTxn»: rows are deleted"),
+        (
+            "tests/unit/test_kafka_witness.py::test_rows_that_were_deleted_before_their_end_are_a_loss",
+            (
+                "tests/integration/test_kafka_witness.py::"
+                "test_rows_that_are_lost_between_the_look_and_the_commit_stop_the_query_before_the_epoch_is_done"
+            ),
+        ),
+    ),
+    Finding(
+        "request faults",
+        "a2aa6e06e44a",
+        LIBRARY,
+        "Nothing was lost: rows were deleted before the vote, which did not ask where the log begins, and the commit "
+        "stopped with `LogIncomplete`. The vote asks now, and Spark runs the epoch again.",
+        ("«FindCoordinator»: rows are deleted", "«Produce»: rows are deleted"),
+        (
+            (
+                "tests/integration/test_kafka_witness.py::"
+                "test_rows_that_partitions_have_lost_before_the_vote_are_written_again_by_the_vote"
+            ),
+        ),
+    ),
+    Finding(
+        "request faults",
+        "a2aa6e06e44a",
+        CHECKER,
+        "A transaction was aborted at its partitions just before its commit. The query stopped with `OutcomeUnknown`, "
+        "as it has to, when it had committed the epoch's other transactions; the judge took these for a flaw.",
+        ("transactions are aborted at their partitions",),
+        (
+            (
+                "tests/integration/test_kafka_witness.py::"
+                "test_rows_that_are_lost_between_the_look_and_the_commit_stop_the_query_before_the_epoch_is_done"
+            ),
+        ),
+    ),
+    Finding(
         "soak",
         "51d58263e1e4",
         CHECKER,

@@ -57,7 +57,7 @@ LOSSES: Final = frozenset({LOST, ABORTED, DELETED, SET_BACK})
 MAY_STOP: Final = {
     # a topic that is being created anew is unknown for a moment
     SET_BACK: r"WentBack|created again|UNKNOWN_TOPIC_OR_PART",
-    DELETED: r"LogIncomplete.* now begins at offset",
+    DELETED: r"LogIncomplete.* now begins at offset|OutcomeUnknown.* rows are not all in .* were deleted",
     ABORTED: r"OutcomeUnknown.*rows are not all in",
     CHANGED: r"changed",
     UNSAFE: r"fsync = off|index.translog.durability=async",

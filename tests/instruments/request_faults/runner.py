@@ -22,7 +22,7 @@ from epochsink_devkit.history.checker import check
 from epochsink_devkit.history.history import HistoryLog
 from model.recorded import RecordedCheckpoint
 from nemesis.recovery import patience
-from request_faults.families import LOSSES, LOST, MAY_STOP, SET_BACK
+from request_faults.families import ABORTED, DELETED, LOSSES, LOST, MAY_STOP, SET_BACK
 from request_faults.life import RUN, TELL_STACKS, Life, live, source_of, stacks_file
 from request_faults.wire import Fate, Strike, Wire
 
@@ -47,6 +47,8 @@ _STOPPED: Final = frozenset({"lost", "stuck"})
 """What a query shows that has stopped with an epoch decided: its rows are in the spool, and not in the target."""
 _SET_BACK_SHOWS: Final = frozenset({"gap", "torn", "flicker", "false ack", "divergence"})
 """What a target that was set back shows by itself."""
+_PART_SHOWS: Final = frozenset({"torn"})
+"""What a topic shows if rows of one of an epoch's transactions are gone, and the others are committed."""
 
 
 def is_answer_to(deeds: Iterable[str], answer: tuple[str, str, str]) -> bool:
@@ -418,8 +420,12 @@ class _Play:
         self._log.write_input(RUN, source_of(epochs))
         report = check(self._log.folder, progress_within=_life_seconds())
         flaws += self._watch.recorded.refusals()
-        back = SET_BACK in self._done_by_others()
-        pardoned = _STOPPED | (_SET_BACK_SHOWS if back else set()) if loud else set()
+        pardoned = frozenset[str]()
+        if loud:
+            deeds = self._done_by_others()
+            pardoned |= _STOPPED
+            pardoned |= _SET_BACK_SHOWS if SET_BACK in deeds else frozenset()
+            pardoned |= _PART_SHOWS if deeds & {ABORTED, DELETED} else frozenset()
         return flaws + [str(one) for one in report.anomalies if one.name not in pardoned]
 
     def end(self) -> None:
