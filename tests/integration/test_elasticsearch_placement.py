@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 from elasticsearch_requests import OneByOne, SmallRequests
 from elasticsearch_rig import SCHEMA, Rig, keyless, rendered
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.sink import Epoch, LastDone, Outcome
-from epochsink.spark.query_plan import one_pass, refuse_bad_plan, row_schemas
+from epochsink.spark.query_plan import arrow_schema, one_pass, refuse_bad_plan, row_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +128,7 @@ def test_spark_renders_the_routing(
     schemas = row_schemas(frame, {"search": sink})
     refuse_bad_plan(frame, {"search": sink}, schemas)
     made = one_pass({"search": sink}, schemas).apply(frame).toArrow().to_batches()
-    with closing(Rig.joining(sink, to_arrow_schema(frame.selectExpr(*sink.select).schema))) as rig:
+    with closing(Rig.joining(sink, arrow_schema(frame.selectExpr(*sink.select).schema))) as rig:
         rig.apply(0, made)
     expected = {row[0] for row in frame.selectExpr(f"CAST({routing} AS STRING)").distinct().collect()}
     assert set(shards(client, options["index"])) == expected

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from fix_postgres import Driver
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from epochsink.errors import RowsRejected
 from epochsink.postgres import Postgres
+from epochsink.spark.query_plan import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def driver(postgres: PostgresService, pg_schema: str) -> Iterator[Callable[..., 
 def rows_of(spark: SparkSession, driver: Driver, value: str) -> pa.RecordBatch:
     """Return what the tasks get of two rows; also check the sink against the columns."""
     rows = spark.range(1, 3, numPartitions=1).selectExpr("id", f"{value} AS v")
-    schema = to_arrow_schema(rows.schema)
+    schema = arrow_schema(rows.schema)
     assert driver.committer.check(schema) == []
     planned = rows.selectExpr("struct(*) AS row").selectExpr(*driver.sink.columns("row", schema))
     (batch,) = planned.toArrow().to_batches()

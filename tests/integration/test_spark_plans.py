@@ -13,13 +13,13 @@ from folder_sink import FolderSink
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType
 from streams import raising_after
 
 from epochsink import Elasticsearch, Kafka
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
+from epochsink.spark.query_plan import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +102,7 @@ def test_json_is_rendered_once_a_row(spark: SparkSession, family: str, deleting:
         else Elasticsearch("http://e:1", index="i", **deleting)
     )
     rows = spark.range(2).selectExpr("id", "CAST(id AS STRING) AS s")
-    columns = sink.columns("row", to_arrow_schema(rows.schema))
+    columns = sink.columns("row", arrow_schema(rows.schema))
     planned = cast("Any", rows.selectExpr("struct(*) AS row", "id").selectExpr(*columns))
     code = planned._sc._jvm.PythonSQLUtils.explainString(planned._jdf.queryExecution(), "codegen")
     assert code.count("StructsToJsonEvaluator) references") == 1

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -66,10 +66,10 @@ def warm_up(spark: SparkSession) -> None:
     spark.range(0, 2, 1, 2).mapInArrow(_pass_on, "id long").collect()
 
 
-def _pass_on(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+def _pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import epochsink_devkit.demo.settings  # noqa: F401, PLC0415 - loaded here is loaded for all tasks of this worker
 
-    return batches
+    return iter(batches)
 
 
 _FILE: Final = "spark.jsa"
