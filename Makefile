@@ -13,7 +13,7 @@ SELECTED ?= -m "not thorough"
 # the major version of OpenSearch for them, and the tests that run on it
 OPENSEARCH ?= 2
 ON_OPENSEARCH := tests/contract/test_elasticsearch*.py \
-	tests/integration/test_elasticsearch*.py tests/integration/test_opensearch.py \
+	tests/integration/test_elasticsearch*.py tests/integration/test_opensearch*.py \
 	tests/failure/test_*_elasticsearch.py tests/failure/test_three_sinks.py tests/failure/test_two_copies.py tests/failure/test_letters_faults.py
 # kafka-source: the newest PySpark whose Kafka source can be had
 VERSIONS ?= oldest newest kafka-source

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from elasticsearch_rig import SCHEMA, Rig, keyless, rendered
 from http_proxy import Answer, Lost, Proxy, Seen
+from search_actions import ask
 from typer.testing import CliRunner
 
 from epochsink import OpenSearch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from elasticsearch_rig import Document
     from fix_services import FreshName
 
-    from epochsink import Elasticsearch
     from epochsink.elasticsearch.letters import ElasticsearchLetters
     from epochsink_devkit.services import ElasticsearchService
 
@@ -61,12 +61,6 @@ def numbered(first: int, last: int) -> list[Document]:
 def behind(options: dict[str, Any], rig: Rig, proxy: Proxy) -> Rig:
     """Return the same sink, reaching the server through a proxy."""
     return Rig(SmallRequests(**{**options, "hosts": proxy.url}), rig.identity)
-
-
-def ask(sink: Elasticsearch, method: str, target: str, body: dict[str, Any] | None = None) -> Any:
-    """Send a request of the test's own; return the answer."""
-    with closing(sink.connected()) as server:
-        return server.client.request(method, target, body, once=True).body
 
 
 def versions(rig: Rig) -> dict[str, int]:
@@ -119,6 +113,22 @@ def test_a_lost_reply_is_no_lost_and_no_doubled_document(options: dict[str, Any]
         with Proxy(options["hosts"], behave) as proxy, closing(behind(options, rig, proxy)) as unlucky:
             unlucky.apply(0, [keyless([{"n": number} for number in range(20)])])
         assert sorted(each["n"] for each in rig.stored().values()) == list(range(20))
+
+
+def test_a_user_who_may_not_end_a_search_reads_every_version(rig: Rig, options: dict[str, Any]) -> None:
+    """As `epochsink audit` does. The permission cluster_composite_ops allows a scroll, and not to clear it."""
+    rig.apply(0, [rendered(numbered(0, 20))])
+    ends: list[Seen] = []
+
+    def behave(seen: Seen) -> Answer | None:
+        if seen.method != "DELETE":
+            return None
+        ends.append(seen)
+        return Answer(403)
+
+    with Proxy(options["hosts"], behave) as proxy, closing(behind(options, rig, proxy)) as limited:
+        assert versions(limited) == versions(rig)
+    assert len(ends) == 1
 
 
 def test_compressed_requests_are_applied(options: dict[str, Any]) -> None:

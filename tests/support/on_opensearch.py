@@ -30,6 +30,8 @@ _DIFFERENT: Final = {
     "test_an_error_leaves_the_document_out": "it has no include_source_on_error",
     "test_an_older_server_takes_the_same_requests_without_the_parameter_that_it_does_not_know": "likewise",
     "test_small_decimals_are_numbers_with_plain_digits": "it searches in maps, which are stored only",
+    "test_an_older_server_is_refused_and_others_take_an_epoch": "every version of its client goes with every server",
+    "test_the_role_for_search_operators_allows_what_a_sink_does_and_nothing_that_it_does_not": "permissions; own test",
     "test_each_request_is_answered_in_memory": "it compares classes, not servers",
 }
 """Tests of what is not the same, and why."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -17,6 +18,7 @@ from urllib.parse import quote
 from epochsink.elasticsearch.client import Client, Json, Reply
 from epochsink.elasticsearch.errors import (
     BAD_REQUEST,
+    CLIENT_ERRORS,
     CONFLICT,
     FORBIDDEN,
     NOT_FOUND,
@@ -224,7 +226,9 @@ class ElasticsearchServer:
                     yield hit["_id"], hit["_version"]
                 answer = self._scroll(answer["_scroll_id"])
         finally:
-            self._end_scroll(answer["_scroll_id"])
+            # it ends by itself; in OpenSearch, whoever may search need not have the right to end a search
+            with suppress(*CLIENT_ERRORS):
+                self._end_scroll(answer["_scroll_id"])
 
     def _begin_scroll(self, index: str, body: Json) -> Json:
         """Search what an index holds now, and keep it for the next five minutes."""
