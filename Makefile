@@ -15,8 +15,7 @@ OPENSEARCH ?= 2
 ON_OPENSEARCH := tests/contract/test_elasticsearch*.py \
 	tests/integration/test_elasticsearch*.py tests/integration/test_opensearch*.py \
 	tests/failure/test_*_elasticsearch.py tests/failure/test_three_sinks.py tests/failure/test_two_copies.py tests/failure/test_letters_faults.py
-# kafka-source: the newest PySpark whose Kafka source can be had
-VERSIONS ?= oldest newest kafka-source
+VERSIONS ?= oldest newest
 # servers of other versions than `services up` starts
 SERVERS ?= kafka-3.5.2 kafka-3.9.1 kafka-4.1.1 kafka-4.3.1 postgres-14.24 elasticsearch-9.5.3
 MINUTES ?= 10
@@ -121,7 +120,7 @@ on-opensearch: $(STAMP)
 	@$(RUN)/epochsink services fetch kafka postgres opensearch
 	EPOCHSINK_TESTS_ON_OPENSEARCH=$(OPENSEARCH) $(PYTEST) $(SELECTED) $(wildcard $(ON_OPENSEARCH))
 
-# the wheel in fresh environments: oldest and newest that pyproject.toml allows, and the Kafka source (or VERSIONS="4.1 4.2")
+# the wheel in fresh environments: oldest and newest that pyproject.toml allows (or VERSIONS="4.1 4.2")
 on-versions: $(STAMP)
 	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@EPOCHSINK_VERSIONS="$(VERSIONS)" $(RUN)/python tests/instruments/versions/environments.py $(WHEEL) $(VENV)/versions

@@ -1,7 +1,7 @@
 """From topic to topic: messages that are worth keeping, each once, in place of Spark's own Kafka sink.
 
     KAFKA=localhost:9092 CHECKPOINT=/tmp/errors \
-        spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 kafka_to_kafka.py
+        spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 kafka_to_kafka.py
 
 The version in --packages is that of your PySpark. Columns ``key``, ``value`` and ``headers`` are written as they are.
 Consumers need isolation.level=read_committed: without it they see what was rolled back, too.

@@ -1,7 +1,7 @@
 """A change stream from Kafka kept as a table in PostgreSQL: upserts and deletes, each exactly once.
 
     KAFKA=localhost:9092 DSN=postgresql://app@localhost/shop CHECKPOINT=/tmp/orders \
-        spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 kafka_to_postgres.py
+        spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 kafka_to_postgres.py
 
 The version in --packages is that of your PySpark. On Spark Connect the server has the package, and the command is
 ``SPARK_REMOTE=sc://localhost KAFKA=... DSN=... CHECKPOINT=... python kafka_to_postgres.py``.

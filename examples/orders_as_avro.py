@@ -1,7 +1,7 @@
 """Orders to Kafka as Avro, with the id of their schema in a schema registry.
 
     INPUT=/data/orders KAFKA=localhost:9092 REGISTRY=http://localhost:8081 CHECKPOINT=/tmp/avro \
-        spark-submit --packages org.apache.spark:spark-avro_2.13:4.0.0 orders_as_avro.py
+        spark-submit --packages org.apache.spark:spark-avro_2.13:4.2.0 orders_as_avro.py
 
 The version in --packages is that of your PySpark; pip install "epochsink[kafka,avro]". The schema follows from the
 columns, and is registered before the first row.

@@ -266,7 +266,7 @@ def postgres_bundle(machine: str | None = None) -> Bundle:
     return Bundle(f"postgres-{POSTGRES}-{name}", (programs,), locked=pinned)
 
 
-LOCKED_SPARK = "4.0.0"
+LOCKED_SPARK = "4.2.0"
 """The PySpark version for which jars.sha256 has every jar of the Kafka source, and of HDFS with its Hadoop."""
 
 

@@ -26,7 +26,7 @@ def make_elasticsearch() -> Callable[..., ElasticsearchService]:
     return partial(LocalElasticsearch, short_lived=True)
 
 
-@pytest.fixture(scope="session", params=[name for name in CHOSEN if name != KAFKA_SOURCE])
+@pytest.fixture(scope="session", params=CHOSEN)
 def with_postgres_only(request: pytest.FixtureRequest) -> Environment:
     """Return an environment into which nothing was installed but the wheel with its extras [spark,postgres]."""
     return _chosen(request.param)
@@ -41,7 +41,7 @@ def environment(with_postgres_only: Environment) -> Environment:
 
 @pytest.fixture(scope="session", params=[name for name in CHOSEN if name == KAFKA_SOURCE])
 def with_kafka_source(request: pytest.FixtureRequest) -> Environment:
-    """Return the environment of the newest PySpark that has a Kafka source, with the extra [demo]."""
+    """Return the environment of the PySpark whose Kafka source is tried, with the extra [demo]."""
     made = _chosen(request.param)
     made.install("demo")
     return made

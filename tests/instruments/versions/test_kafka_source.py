@@ -1,4 +1,4 @@
-"""What reads Spark's own Kafka source, on the newest PySpark that has one: a pipeline that is killed, and the demo."""
+"""What reads Spark's own Kafka source, on the oldest PySpark: a pipeline that is killed, and the demo."""
 
 from __future__ import annotations
 
