@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
+from kafka_kit import Reader
 
 from epochsink.errors import ServiceError
 from epochsink_devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, free_port, spark_packages, versions
@@ -56,14 +57,8 @@ def commit_transaction(kafka: KafkaService, topic: str, values: list[bytes]) -> 
 
 
 def committed_values(kafka: KafkaService, topic: str, count: int) -> list[bytes]:
-    consumer = Consumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"}
-    )
-    consumer.subscribe([topic])
-    try:
-        return [message.value() or b"" for message in consumer.consume(count, timeout=30)]
-    finally:
-        consumer.close()
+    with Reader(kafka.bootstrap_servers, topic) as reader:
+        return [message.value() for message in reader.until(count)]
 
 
 def create_topic(kafka: KafkaService, topic: str) -> None:
