@@ -313,6 +313,22 @@ FINDINGS: Final = (
         ),
     ),
     Finding(
+        "request faults",
+        "4d1e2bbc9fb0",
+        CHECKER,
+        "The one who deletes rows had kept for the readers what they could read, and the epoch was committed and read "
+        "before the deletion, which took half a second at a load of 10. Now it is kept once more if readers see more.",
+        ("request 16 of «FindCoordinator»: rows are deleted",),
+    ),
+    Finding(
+        "request faults",
+        "4d1e2bbc9fb0",
+        CHECKER,
+        "The coordinator ended a transaction while somebody aborted it at its partitions, and the broker refused the "
+        "abort; the plan did not expect that. The query stopped with `OutcomeUnknown`, as it has to.",
+        ("transactions are aborted at their partitions",),
+    ),
+    Finding(
         "soak",
         "51d58263e1e4",
         CHECKER,

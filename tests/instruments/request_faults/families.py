@@ -18,6 +18,8 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from elasticsearch import Elasticsearch as Client
 from elasticsearch import NotFoundError
 from kafka.admin import AbortTransactionSpec, ConfigResource
+from kafka.errors import TransactionCoordinatorFencedError
+from kafka.protocol.consumer.offsets import IsolationLevel, OffsetSpec
 from kafka.structs import TopicPartition
 from psycopg import sql
 
@@ -307,12 +309,25 @@ class KafkaSide:
             for place, found in client.describe_producers(at).items():
                 for one in found.active_producers:
                     if one.current_transaction_start_offset >= 0:
-                        client.abort_transaction(AbortTransactionSpec(place, one.producer_id, one.producer_epoch))
+                        # its coordinator may have ended it meanwhile
+                        with suppress(TransactionCoordinatorFencedError):
+                            client.abort_transaction(AbortTransactionSpec(place, one.producer_id, one.producer_epoch))
 
     def _delete_rows(self, reader: _KafkaReader, topic: str) -> None:
-        reader.keep()
+        at = [TopicPartition(topic, partition) for partition in range(2)]
+
+        def stable() -> Any:
+            latest = dict.fromkeys(at, OffsetSpec.LATEST)
+            return client.list_partition_offsets(latest, isolation_level=IsolationLevel.READ_COMMITTED)
+
         with kafka_kit.admin(self._servers) as client:
-            client.delete_records({TopicPartition(topic, partition): -1 for partition in range(2)})
+            # again, if a transaction was committed as its rows were kept: readers may have read them since
+            while True:
+                before = stable()
+                reader.keep()
+                if stable() == before:
+                    break
+            client.delete_records(dict.fromkeys(at, -1))
 
     def _add_partition(self, admin: AdminClient, topic: str) -> None:
         # once more of a pair, and there is nothing to add
