@@ -182,7 +182,7 @@ def test_the_ledger_of_another_query_is_refused(stream: Stream, tmp_path_factory
 
 
 def test_a_deleted_metadata_file_is_refused(stream: Stream) -> None:
-    """Spark would go on with a new query id and the old numbers."""
+    """Spark 4.0 would go on with a new query id and the old numbers."""
     three_epochs(stream)
     (stream.checkpoint / "metadata").unlink()
     (stream.checkpoint / ".metadata.crc").unlink()
@@ -190,6 +190,7 @@ def test_a_deleted_metadata_file_is_refused(stream: Stream) -> None:
     with pytest.raises(WentBack, match="the ledger in this checkpoint belongs to query id"):
         stream.run()
     assert stream.sink.values() == list(range(30))
+    assert not (stream.checkpoint / "metadata").exists(), "it can be put back"
 
 
 def test_a_new_checkpoint_on_the_old_target_swallows_nothing(stream: Stream) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger_entries import Abandoned, Entry, Summary, Take, decode, encode, stamped
 from epochsink.protocol.ledger_history import LedgerHistory
 from epochsink.protocol.storage import Storage
@@ -123,12 +124,7 @@ class Ledger:
             history = self.read()
             owner = history.owner
             if owner is not None and owner.query_id != query_id:
-                raise WentBack(
-                    f"the ledger in this checkpoint belongs to query id {owner.query_id}, "
-                    f"and the checkpoint's metadata says {query_id}",
-                    hint="the file 'metadata' was deleted or the folder epochsink/ was copied from another "
-                    "checkpoint: put the matching one back, or start with a new checkpoint folder",
-                )
+                raise _of_other_query(owner, f"the checkpoint's metadata says {query_id}")
             # in the loop: a command that closes the ledger while this driver starts takes the number of this take
             if history.abandoned is not None and not self._even_abandoned:
                 raise _closed(history.abandoned)
@@ -363,6 +359,26 @@ def _fenced(history: LedgerHistory) -> Fenced:
     return Fenced(
         f"another driver has taken over this checkpoint ({since}); this one stops and writes nothing more",
         hint="run one driver for each checkpoint; nothing is lost, the newer driver continues",
+    )
+
+
+def begun_query(files: Storage) -> str | None:
+    """Return the id of the query that has begun on a checkpoint; None if none has.
+
+    Raises `WentBack` if the ledger has a query and the file ``metadata`` is gone. Spark 4.0 would write another one,
+    for a new query; later versions refuse to start.
+    """
+    query_id = Checkpoint(files).query_id()
+    if query_id is None and (owner := Ledger(files, "").read().owner) is not None:
+        raise _of_other_query(owner, "the checkpoint has no file 'metadata'")
+    return query_id
+
+
+def _of_other_query(owner: Take, seen: str) -> WentBack:
+    return WentBack(
+        f"the ledger in this checkpoint belongs to query id {owner.query_id}, and {seen}",
+        hint="the file 'metadata' was deleted or the folder epochsink/ was copied from another checkpoint: put the "
+        "matching one back, or start with a new checkpoint folder",
     )
 
 

@@ -91,7 +91,7 @@ def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[
     ``again``: this writer has been started before, so its foreachBatch is ours. Raises `ConfigurationError`.
     """
     untyped: Any = writer
-    if not (isinstance(untyped, DataStreamWriter) or (is_remote(untyped) and hasattr(untyped, "foreachBatch"))):
+    if not (isinstance(untyped, DataStreamWriter) or (is_remote(untyped) and hasattr(type(untyped), "foreachBatch"))):
         raise ConfigurationError(
             f"start() got {_kind(untyped)}, and takes a stream writer",
             hint="write sink.start(frame.writeStream), with .trigger(...), .queryName(...) and .outputMode(...) on the "

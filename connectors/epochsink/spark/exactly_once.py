@@ -16,9 +16,10 @@ from pyspark.sql import is_remote
 from epochsink import __version__, arguments
 from epochsink.errors import Addresses, ConfigurationError, EpochsinkError, UnsupportedQuery
 from epochsink.protocol import failed_start
-from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
+from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.commit_thread import refuse_to_wait
 from epochsink.protocol.joining import REWRITE
+from epochsink.protocol.ledger import begun_query
 from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
@@ -208,7 +209,7 @@ class ExactlyOnce:
     def _recover(self, session: SparkSession, opened: OpenCheckpoint) -> None:
         with self._lock:
             self._refuse_active()
-            query_id = Checkpoint(opened.files).query_id()
+            query_id = begun_query(opened.files)
             if query_id is not None:
                 self._run = self._make_run(session, opened, query_id, join_running=self.join_running)
 

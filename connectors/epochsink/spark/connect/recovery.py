@@ -14,7 +14,7 @@ from typing import Final
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.protocol.json_value import from_json
-from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger import Ledger, begun_query
 from epochsink.protocol.ledger_history import LedgerHistory
 from epochsink.spark.connect.checkpoint_files import CheckpointLocation
 from epochsink.spark.query_run import Run, RunSettings, new_driver
@@ -53,7 +53,7 @@ class RecoveryContext:
     def recover(self) -> str:
         """Do what every start does first: commit what is decided, abort the leftovers. Return the `Standing`."""
         opened = self.place.open()
-        query_id = Checkpoint(opened.files).query_id()
+        query_id = begun_query(opened.files)
         if query_id is not None:
             self._recover(opened, query_id, starts=True)
         return _standing(_read(opened), ()).to_json()
