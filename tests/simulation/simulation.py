@@ -369,7 +369,7 @@ class Simulation(Scheduler):
             files["offsets"] = dict(copy["offsets"])
             self.catching_up = 1
         if ledger == 1:
-            files[FOLDER] = dict(copy[FOLDER])
+            files[FOLDER] = dict(copy.get(FOLDER, {}))
         if ledger == 2:
             files[FOLDER] = without_later_epochs(files[FOLDER], number)
         return True
@@ -381,7 +381,7 @@ class Simulation(Scheduler):
         self.note(f"        all drivers die; the ledger alone is that of commits<={number}")
         self._kill_all()
         self.world.readers.went_back = True
-        self.world.files[FOLDER] = dict(self.copies[number][FOLDER]) if number in self.copies else {}
+        self.world.files[FOLDER] = dict(self.copies.get(number, {}).get(FOLDER, {}))
         return True
 
     # ---- a whole history

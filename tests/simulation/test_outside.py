@@ -166,6 +166,17 @@ def test_an_epoch_left_out_before_the_ledger_is_lost_and_joined_anew_is_all_that
     assert sorted(row.source for row in newest_rows(simulation.world, "S")) == list(range(2, simulation.source_rows))
 
 
+@pytest.mark.parametrize(
+    ("sinks", "plan"),
+    [("AB", ((11, ("swallow",)), (19, ("ledger", 0)))), ("P", ((8, ("swallow",)), (18, ("ledger", 1))))],
+)
+def test_a_ledger_of_before_the_first_one_was_written_is_none(sinks: str, plan: plans.Plan) -> None:
+    """The first epochs failed before a driver took the ledger, and the user's function caught the error."""
+    simulation = play(plan, sinks, 1, WAITING)
+    assert simulation.struck == len(plan)
+    assert verdict(simulation, plan) == []
+
+
 def test_a_retry_of_the_markers_read_is_made_in_a_new_session() -> None:
     """The first session is lost with the read, and the outcome of a decided epoch must not stay unknown for that."""
     plan: plans.Plan = ((190, ("err",)),)

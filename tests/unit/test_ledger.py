@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
 from epochsink.protocol import ledger as ledger_module
-from epochsink.protocol.ledger import FOLDER, Ledger
+from epochsink.protocol.ledger import FOLDER, Ledger, begun_query
 from epochsink.protocol.ledger_entries import (
     Abandoned,
     Disputed,
@@ -132,6 +132,16 @@ def summed(history: LedgerHistory) -> tuple[object, ...]:
 @pytest.fixture
 def files() -> Interrupted:
     return Interrupted()
+
+
+def test_a_ledger_without_the_checkpoints_metadata_is_refused_by_name(tmp_path: Path) -> None:
+    files = LocalStorage(tmp_path)
+    assert begun_query(files) is None
+    Ledger(files, "a driver").take(QUERY, {}, 0)
+    with pytest.raises(WentBack, match=f"belongs to query id {QUERY}, and the checkpoint has no file 'metadata'"):
+        begun_query(files)
+    files.create("metadata", json.dumps({"id": QUERY}).encode())
+    assert begun_query(files) == QUERY
 
 
 def test_a_replay_keeps_what_is_recorded_of_the_spool(files: Interrupted) -> None:
