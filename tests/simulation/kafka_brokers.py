@@ -223,8 +223,8 @@ class Brokers:
         # whichever epoch is named
         if each.state is ONGOING:
             self._decide(name, each._replace(epoch=each.epoch + 1, last_epoch=each.epoch), commit=False)
-            # one that a duplicate of the marker's request has opened again holds no rows
-            if had is not None and each.partitions:
+            # one that the duplicate of a request has opened again, after its commit, holds no rows
+            if had is not None and self._holds_rows(each):
                 self.is_fenced_off(LETTER, name, each.epoch)
             return CONCURRENT, -1, -1
         if each.state in _ENDING:
@@ -234,6 +234,10 @@ class Brokers:
         epoch = each.epoch if again else each.epoch + 1
         self.ids[name] = Id(each.producer_id, epoch, last_epoch=each.last_epoch if again else each.epoch)
         return OK, each.producer_id, epoch
+
+    def _holds_rows(self, each: Id) -> bool:
+        known = [self.producers[at].get(each.producer_id) for at in each.partitions]
+        return any(state is not None and state.start >= 0 for state in known)
 
     def end(self, name: str, producer_id: int, epoch: int, *, commit: bool) -> int:
         """EndTxn."""

@@ -8,9 +8,11 @@ import pytest
 from shares import SHARE
 
 from simulation import plans
-from simulation.driver import Variant
+from simulation.driver import WAITING, Variant
 from simulation.explorer import Case, Findings, explore, steps_of
+from simulation.invariants import verdict
 from simulation.mutants import LOGGED
+from simulation.simulation import play
 from simulation.storage import StepwiseLedger, TrimmingLedger
 
 pytestmark = pytest.mark.plans
@@ -76,6 +78,21 @@ def test_a_marker_s_request_comes_again_after_the_commit_and_the_driver_crashes(
         (243, ("stall", 20)),
     )
     assert Case(restored, "KPE", 0).violations() == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "schedule"),
+    [
+        (((51, ("stall", 10)), (66, ("twice", 64)), (106, ("after",)), (118, ("timeout",))), 2),
+        (((33, ("twice", 128)), (42, ("lost",)), (92, ("twice", 2)), (114, ("before",))), 1),
+        (((4, ("before",)), (29, ("delay", 32)), (50, ("err",)), (61, ("twice", 128)), (87, ("before",))), 2),
+        (((29, ("after",)), (37, ("err",)), (68, ("twice", 128)), (104, ("lost",)), (111, ("after",))), 1),
+    ],
+)
+def test_what_a_late_request_has_opened_again_holds_no_rows_of_a_done_epoch(plan: plans.Plan, schedule: int) -> None:
+    simulation = play(plan, "K", schedule, WAITING)
+    assert simulation.struck == len(plan)
+    assert verdict(simulation, plan) == []
 
 
 def test_a_request_with_rows_comes_again_after_the_commit_and_the_driver_crashes() -> None:

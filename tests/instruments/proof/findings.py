@@ -219,6 +219,23 @@ FINDINGS: Final = (
         ),
     ),
     Finding(
+        "simulation",
+        "a520248a0b9c",
+        LIMIT,
+        "A cluster was set back twice, the second time between the look of a sweep and its abort: a transaction of a "
+        "done epoch, which the cluster had lost, was open again and aborted. The query stopped with `WentBack`.",
+        ("failover+back",),
+    ),
+    Finding(
+        "simulation",
+        "a520248a0b9c",
+        SIMULATION,
+        "The late duplicate of a request opened the transaction of a done epoch again, without rows, and a sweep ended "
+        "it; the simulation took it for one with rows.",
+        ("ROLLED BACK K",),
+        ("tests/simulation/test_faults.py::test_what_a_late_request_has_opened_again_holds_no_rows_of_a_done_epoch",),
+    ),
+    Finding(
         "request fault pairs",
         "51d58263e1e4",
         CHECKER,
