@@ -112,7 +112,7 @@ def test_the_guards_that_no_plan_reaches_are_those_of_no_record(tmp_path: Path) 
 
 def test_the_list_of_guards_names_those_of_the_code() -> None:
     every = {name for lines in guards().values() for name in lines.values()}
-    assert {"protocol/ledger.py Ledger.take WentBack", "kafka/fence.py Fence._refuse_newer WentBack"} <= every
+    assert {"protocol/ledger.py Ledger.take _of_other_query", "kafka/fence.py Fence._refuse_newer WentBack"} <= every
 
 
 def test_the_page_of_guards_is_what_the_code_and_the_records_say() -> None:
