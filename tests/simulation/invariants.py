@@ -11,6 +11,7 @@ from epochsink.protocol.commit_engine import REPLAY_TURNS
 from epochsink.protocol.ledger import FOLDER
 from epochsink.protocol.retained import Term
 from epochsink.sink import Epoch
+from simulation.determinism import TURNS
 from simulation.driver import EPOCHS, PASSING, parse_offsets
 from simulation.postgres_server import Staged
 from simulation.storage import ALTERED
@@ -179,8 +180,12 @@ def _is_right(error: str, faults: set[str], plan: Plan) -> bool:
 
     After an older copy was restored, Spark itself misses its offsets, or a marker names the replay of which the older
     ledger has no record. And who takes away what is prepared as often as epochsink prepares it again is told so. A
-    transaction that a late request has opened again cannot be told from one that a failover has brought back.
+    transaction that a late request has opened again cannot be told from one that a failover has brought back. A server
+    that answers no attempt at a commit within `timeout=`, which are some turns here, leaves its outcome unknown.
     """
+    unanswered = sum(fault[0] in {"lost", "delay", "err"} for _, fault in plan)
+    if unanswered >= TURNS and "whether sink" in error and "outcome unknown" in error:
+        return True
     if faults & {"delay", "twice"} and "'K': transaction" in error and "its epoch is done" in error:
         # brokers of that protocol open a transaction again for a task's request that comes after its commit
         return True

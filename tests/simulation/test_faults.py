@@ -81,6 +81,25 @@ def test_a_marker_s_request_comes_again_after_the_commit_and_the_driver_crashes(
 
 
 @pytest.mark.parametrize(
+    ("sinks", "plan", "schedule"),
+    [
+        ("AB", ((118, ("lost",)), (124, ("lost",)), (126, ("delay", 64)), (153, ("rollback",))), 0),
+        (
+            "CD",
+            ((99, ("ledger", 1)), (111, ("twice", 128)), (130, ("delay", 64)), (145, ("delay", 4)), (151, ("lost",))),
+            1,
+        ),
+    ],
+)
+def test_a_server_that_answers_no_attempt_at_a_commit_stops_the_query(
+    sinks: str, plan: plans.Plan, schedule: int
+) -> None:
+    simulation = play(plan, sinks, schedule, WAITING)
+    assert "whether sink" in str(simulation.loud)
+    assert verdict(simulation, plan) == []
+
+
+@pytest.mark.parametrize(
     ("plan", "schedule"),
     [
         (((51, ("stall", 10)), (66, ("twice", 64)), (106, ("after",)), (118, ("timeout",))), 2),

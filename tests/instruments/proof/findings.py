@@ -230,6 +230,15 @@ FINDINGS: Final = (
         "simulation",
         "a520248a0b9c",
         SIMULATION,
+        "No answer came to any of the three attempts that stand for `timeout=` there, and the query stopped with "
+        "`OutcomeUnknown`, as it has to; the simulation did not expect it of plans with so many faults.",
+        ("LOUD OutcomeUnknown",),
+        ("tests/simulation/test_faults.py::test_a_server_that_answers_no_attempt_at_a_commit_stops_the_query",),
+    ),
+    Finding(
+        "simulation",
+        "a520248a0b9c",
+        SIMULATION,
         "The late duplicate of a request opened the transaction of a done epoch again, without rows, and a sweep ended "
         "it; the simulation took it for one with rows.",
         ("ROLLED BACK K",),
