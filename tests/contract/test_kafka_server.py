@@ -23,6 +23,7 @@ from epochsink.kafka.server import (
     END_OFFSETS,
     FIRST_OFFSETS,
     Append,
+    Commit,
     Description,
     End,
     EpochEnds,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
 SECONDS = 30.0
-NONE, CONCURRENT, UNSTABLE = 0, 51, 88
+NONE, INVALID_PRODUCER_EPOCH, CONCURRENT, UNSTABLE = 0, 47, 51, 88
 REFUSED = {47, 48, 49, 90}
 """What EndTxn answers about a transaction that this producer does not have open."""
 
@@ -281,6 +282,22 @@ def test_batches_that_are_copied(asked: Asked) -> None:
             [LeaderRequest(1, Append(ours, copied.under(*ours.producer, 99), 10_000), [(asked.topic, 0)])]
         )
     producer.abort()
+
+
+def test_an_end_that_is_written_in_place_of_the_coordinator(asked: Asked) -> None:
+    transaction = asked.opened()
+    opened = asked.producer(transaction)
+    assert opened is not None
+    commit = Commit({(asked.topic, 0): [opened]})
+    for _ in range(2):
+        assert asked.at(commit) == NONE
+        end = asked.batches()[-1]
+        assert (end.is_control, end.is_abort, end.producer_epoch) == (True, False, transaction.producer_epoch)
+        state = asked.producer(transaction)
+        assert state is None or state.start == -1
+    assert asked.described().state is TransactionState.ONGOING, "the coordinator is not told"
+    asked.opened()
+    assert asked.at(commit) == INVALID_PRODUCER_EPOCH, "the producer was initialised since"
 
 
 def test_records_that_a_log_does_not_have(asked: Asked) -> None:

@@ -23,6 +23,8 @@ from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, NewTopic, preflight
 from epochsink.kafka.applied_epochs import DAY_SECONDS
 from epochsink.kafka.client_options import for_kafka_python, normalise
+from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.errors import Refused
 from epochsink.sink import COMMITTED, Keeping
 from epochsink.testing.sink_rig import OneSink
 
@@ -150,6 +152,23 @@ def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
     with Reader(guarded.bootstrap_servers, TOPIC, **options(certificates, "admin")) as reader:
         reader.until(2)
         assert reader.values() == ["a", "b"]
+
+
+def test_an_end_that_a_coordinator_has_left_out_is_not_written_without_the_right_to(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
+) -> None:
+    """The documented rights are without ALTER on the cluster, nor may the user see the topic of the groups' offsets."""
+    config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=options(certificates))
+    who, at = identity(), epoch(0)
+    committer = committer_for(config)
+    committer.open(who)
+    [part] = vote(committer, at, prepare(config, task(who, at), rows("a")))
+    commits, parts = committer.participant._commits, [KafkaCommittable.from_json(part)]
+    deadline = committer.participant._cluster.deadline()
+    with pytest.raises(Refused, match="ClusterAuthorization"):
+        commits._witness.write_ends(commits._witness.left_open(parts, deadline), deadline)
+    assert commits._markers_left_open(parts, deadline) == {}
+    abort(committer, part)
 
 
 def test_settings_that_the_user_may_not_see_speak_for_a_copy_and_for_markers_that_expire(

@@ -314,6 +314,18 @@ def test_what_becomes_of_rows_after_their_commit_is_no_loss(broker: LocalKafka, 
             assert commit(committer, at, part) == COMMITTED
 
 
+def test_an_open_transaction_that_is_taken_for_committed_stays_open(broker: LocalKafka, fresh_topic: FreshName) -> None:
+    """As an operator may do who resolves an epoch: its end was not left out, and is not written."""
+    prepared = Prepared(broker, fresh_topic(), spool=True)
+    with committing(prepared.config, prepared.who) as committer:
+        part = prepared.vote(committer)
+        with pytest.raises(OutcomeUnknown, match="has not shown it to readers"):
+            await_visible(committer, prepared.at, [part])
+        assert committer.leftovers() == [part["transactional_id"]]
+    with Reader(broker.bootstrap_servers, prepared.topic) as reader:
+        assert reader.poll(1.0) == []
+
+
 def test_rows_of_others_that_follow_hide_neither_a_loss_nor_an_abort(
     broker: LocalKafka, fresh_topic: FreshName
 ) -> None:

@@ -232,6 +232,9 @@ def verdict(simulation: Simulation, plan: Plan) -> list[str]:
         excused += (LogIncomplete,)
     if "holder" in simulation.faults and simulation.variant.kept:
         excused += (LogIncomplete,)
+    if simulation.faults >= {"leaderless", "loser"}:
+        # the loser has the producer, so its rows are a part of the committed transaction that was left open
+        excused += (OutcomeUnknown,)
     stops = [stop for stop in (simulation.loud, simulation.twin.loud) if stop is not None]
     # one that has failed so may still wait for its other thread as the history ends
     heard = [*stops, *(one.failure for one in simulation.processes if isinstance(one.failure, excused))]

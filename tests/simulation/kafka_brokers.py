@@ -24,10 +24,12 @@ from simulation.readers import Readers, Row
 LETTER: Final = "K"
 TOPIC: Final = "t"
 TOPIC_ID: Final = "f" * 32
+OFFSETS_AT: Final = ("__consumer_offsets", 0)
+"""Where all groups' offsets are."""
 PARTITIONS: Final = 2
 At = tuple[str, int]
 
-OK, OUT_OF_RANGE, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, UNKNOWN_MAPPING = 0, 1, 47, 48, 49
+OK, OUT_OF_RANGE, NOT_AUTHORIZED, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, UNKNOWN_MAPPING = 0, 1, 31, 47, 48, 49
 CONCURRENT, OUT_OF_ORDER, UNSTABLE = 51, 45, 88
 ONGOING, EMPTY = TransactionState.ONGOING, TransactionState.EMPTY
 PREPARED: Final = {True: TransactionState.PREPARE_COMMIT, False: TransactionState.PREPARE_ABORT}
@@ -149,6 +151,12 @@ class Brokers:
     """(partition, offset, epoch) of committed rows, by query."""
     deleted: dict[At, dict[tuple[int, int], tuple[Row, ...]]] = field(default_factory=dict)
     """What retention has deleted of transactions that were not committed yet: readers have not missed it."""
+    leaves_out: bool = False
+    """Whether the partition of the next end has no leader, so that the end is left out."""
+    unended: dict[str, Id] = field(default_factory=dict)
+    """The transactions whose end was left out of the partition of a group's offsets, by group."""
+    may_alter: bool = True
+    """Whether our user may write ends itself."""
     ids_given: int = 0
     is_fenced_off: Callable[[str, str, int], None] = lambda *_: None
     """Called with what a sweep aborts, under the letter of its sink."""
@@ -174,22 +182,50 @@ class Brokers:
         at, *left = each.left
         self.ids[name] = each._replace(left=tuple(left))
         commits = each.state is TransactionState.PREPARE_COMMIT
-        if isinstance(at, tuple):
+        if self.leaves_out:
+            self.leaves_out = False
+            if isinstance(at, tuple):
+                self.logs[at] = self.logs[at].with_leader()
+            elif commits:
+                self.unended[at] = each
+        elif isinstance(at, tuple):
             self._end_at(at, each.producer_id, each.epoch, commits=commits)
         elif commits:
-            for group, topic, offset in each.offsets:
-                if group == at:
-                    self.markers.setdefault(group, {})[topic] = offset
+            self._store_offsets(at, each)
+
+    def _store_offsets(self, at: str, of: Id) -> None:
+        for group, topic, offset in of.offsets:
+            if group == at:
+                self.markers.setdefault(group, {})[topic] = offset
+
+    def write_commits(self, at: At, producers: Collection[ProducerState]) -> int:
+        """WriteTxnMarkers, with commits; return the error code."""
+        if not self.may_alter:
+            return NOT_AUTHORIZED
+        for each in producers:
+            if at != OFFSETS_AT:
+                known = self.producers[at].get(each.producer_id)
+                if known is not None and known.producer_epoch > each.producer_epoch:
+                    return INVALID_PRODUCER_EPOCH
+                self._end_at(at, each.producer_id, each.producer_epoch, commits=True)
+                continue
+            for group, of in list(self.unended.items()):
+                if (of.producer_id, of.epoch) == (each.producer_id, each.producer_epoch):
+                    self._store_offsets(group, self.unended.pop(group))
+        return OK
+
+    def producers_at(self, at: At) -> list[ProducerState]:
+        """DescribeProducers."""
+        if at == OFFSETS_AT:
+            return [ProducerState(each.producer_id, each.epoch, -1, 0) for each in self.unended.values()]
+        return list(self.producers[at].values())
 
     def _end_at(self, at: At, producer_id: int, epoch: int, *, commits: bool) -> None:
         log = self.logs[at]
         known = self.producers[at].get(producer_id)
         if commits and known is not None and known.start >= 0:
-            own = [
-                each
-                for each in log.batches
-                if each.base >= known.start and (each.producer_id, each.epoch) == (producer_id, known.producer_epoch)
-            ]
+            # of each epoch: an earlier transaction whose end was left out has become a part of this one
+            own = [each for each in log.batches if each.base >= known.start and each.producer_id == producer_id]
             deleted = self.deleted.get(at, {}).get((producer_id, known.producer_epoch), ())
             self.readers.publish(LETTER, [*deleted, *(row for each in own for row in each.rows)])
             self._keep_order(at, own)

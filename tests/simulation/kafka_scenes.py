@@ -106,6 +106,60 @@ def an_operator_deletes_rows_between_the_look_and_the_commit(story: Story) -> No
 
 
 @kafka
+def an_end_is_left_out_of_a_partition_without_a_leader(story: Story) -> None:
+    run = decided(story, [0, 1])
+    run.steps.before("K commit", lambda: setattr(story.world.brokers, "leaves_out", True))
+    run.commit()
+    story.expect(0, 1)
+
+
+@kafka
+def an_end_is_left_out_that_the_user_may_not_write(story: Story) -> None:
+    run, brokers = decided(story, [0, 1]), story.world.brokers
+    brokers.may_alter = False
+    run.steps.before("K commit", lambda: setattr(brokers, "leaves_out", True))
+    with stops(OutcomeUnknown, words="operation Alter"):
+        run.commit()
+    story.expect(1)
+    brokers.may_alter = True
+    story.start().commit()
+    story.expect(0, 1)
+
+
+@kafka
+def a_marker_is_left_out_that_the_user_may_not_write(story: Story) -> None:
+    run, brokers = decided(story, [0, 1]), story.world.brokers
+    brokers.may_alter = False
+
+    def leave_out_the_group() -> None:
+        while any(isinstance(at, tuple) for each in brokers.ids.values() for at in each.left):
+            brokers.write_ends()
+        brokers.leaves_out = True
+
+    run.steps.after("K commit", leave_out_the_group)
+    with stops(OutcomeUnknown, words="operation Alter"):
+        run.commit()
+    brokers.may_alter = True
+    story.start().commit()
+    story.expect(0, 1)
+
+
+@kafka
+def aborted_rows_whose_end_was_left_out_are_before_the_producers_next_rows(story: Story) -> None:
+    """Show that they stay aborted: they are a part of that transaction, and its commit would show them."""
+    run = decided(story, [0, 1])
+    run.commit()
+    second = run.begin(1)
+    run.written(second, [2, 3])
+    story.world.brokers.leaves_out = True
+    story.world.brokers.time_out()
+    run.prepare(1, [2, 3])
+    run.decide(1)
+    run.commit()
+    story.expect(0, 1, 2, 3)
+
+
+@kafka
 def an_operator_deletes_rows_after_the_commit(story: Story) -> None:
     run = decided(story, [0, 1])
 

@@ -15,6 +15,7 @@ from epochsink.kafka.committed_records import CommittedRecord
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.server import (
     Append,
+    Commit,
     Description,
     End,
     EpochEnds,
@@ -32,7 +33,19 @@ from epochsink.kafka.server import (
     TransactionState,
     raise_for,
 )
-from simulation.kafka_brokers import CONCURRENT, LETTER, OK, PARTITIONS, TOPIC, TOPIC_ID, Batch, Brokers, decoded
+from simulation.kafka_brokers import (
+    CONCURRENT,
+    INVALID_PRODUCER_EPOCH,
+    LETTER,
+    OFFSETS_AT,
+    OK,
+    PARTITIONS,
+    TOPIC,
+    TOPIC_ID,
+    Batch,
+    Brokers,
+    decoded,
+)
 from simulation.readers import Row
 from simulation.steps import Answer, Stepper
 from simulation.world import World
@@ -150,8 +163,8 @@ class MemoryKafka(KafkaServer):
         return SETTINGS if topic == TOPIC else {}
 
     def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
-        known = Topic(TOPIC_ID, dict.fromkeys(range(PARTITIONS), 1))
-        return {name: known for name in names if name == TOPIC}
+        topics = {TOPIC: Topic(TOPIC_ID, dict.fromkeys(range(PARTITIONS), 1)), OFFSETS_AT[0]: Topic("e" * 32, {0: 1})}
+        return {name: topics[name] for name in names if name in topics}
 
     def topics_and(
         self, names: Iterable[str], requests: Sequence[LeaderRequest]
@@ -161,7 +174,7 @@ class MemoryKafka(KafkaServer):
     def ask_leaders(self, requests: Sequence[LeaderRequest]) -> list[dict[Partition, Any]]:
         if not requests:
             return []
-        reads = not any(isinstance(each.question, Append) for each in requests)
+        reads = not any(isinstance(each.question, (Append, Commit)) for each in requests)
         kinds = ", ".join(type(each.question).__name__ for each in requests)
 
         def ask() -> list[dict[Partition, Any]]:
@@ -174,12 +187,15 @@ class MemoryKafka(KafkaServer):
 
     def _answer(self, question: Question, at: Partition) -> Any:
         brokers = self._brokers
+        match question:
+            case Producers():
+                return brokers.producers_at(at)
+            case Commit():
+                return brokers.write_commits(at, question.producers[at])
         log = brokers.logs[at]
         match question:
             case Offsets():
                 return End(log.start if question.are_first else log.end, len(log.epochs) - 1)
-            case Producers():
-                return list(brokers.producers[at].values())
             case EpochEnds():
                 return brokers.epoch_end(at, question.leader_epochs[at])
             case Records():
@@ -195,6 +211,9 @@ class MemoryKafka(KafkaServer):
             for at, (code, offset) in answer.items():
                 raise_for(code, f"{at}")
                 answer[at] = offset
+        if isinstance(question, Commit):
+            for at, code in answer.items():
+                raise_for(code if code != INVALID_PRODUCER_EPOCH else 0, f"{at}")
 
     def look_again(self) -> None:
         """Remember nothing."""

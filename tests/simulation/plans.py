@@ -10,6 +10,7 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     pause k z                the driver stops for k steps; a second one starts; then the first goes on, z steps alone
     stall k                  one thread of the driver stops for k steps
     timeout                  Kafka aborts every open transaction
+    leaderless               Kafka leaves out one end of a decided transaction, whose partition has no leader just then
     rollback                 a DBA rolls every prepared transaction back
     loser n back             a losing task attempt (number n) of the epoch ``back`` before the running one prepares
     restore k offsets ledger all drivers die; the checkpoint is restored to the copy made after commits/k: commits
@@ -55,6 +56,7 @@ Plan = tuple[tuple[int, Fault], ...]
 
 SINKS = ("F", "K", "P", "S", "E", "T", "AB", "CD", "KP", "KPE", "KSE", "KE", "PE")
 SIMPLE: tuple[Fault, ...] = (("before",), ("after",), ("err",), ("lost",), ("timeout",), ("rollback",), ("newck",))
+LEADERLESS: tuple[Fault, ...] = (("leaderless",),)
 LOSERS: tuple[Fault, ...] = (("loser", 0, 0), ("loser", 1, 0), ("loser", 0, 1), ("loser", 0, 2))
 RESTORES: tuple[Fault, ...] = (
     *(("restore", k, offsets, ledger) for k in (0, 1) for offsets in (0, 1) for ledger in (0, 1, 2)),
@@ -93,6 +95,7 @@ def outside(sinks: str) -> tuple[Fault, ...]:
         *remarks,
         *(("alter", sink) for sink in sinks if sink in "PS"),
         *((("outside", "F"),) if "F" in sinks else ()),
+        *(LEADERLESS if "K" in sinks else ()),
     )
 
 

@@ -87,6 +87,7 @@ class Simulation(Scheduler):
         # made once: a fault that waits is tried at each step
         self._strikes: dict[str, Callable[..., bool]] = {
             "timeout": self._time_out,
+            "leaderless": self._leave_out,
             "rollback": self._roll_back,
             "back": self.world.set_back,
             "unmark": self._forget_markers,
@@ -237,6 +238,10 @@ class Simulation(Scheduler):
 
     def _time_out(self) -> bool:
         return self.world.brokers.time_out()
+
+    def _leave_out(self) -> bool:
+        self.world.brokers.leaves_out = True
+        return True
 
     def _lose_records(self, how: str) -> bool:
         return self.world.brokers.lose_records(how)

@@ -245,6 +245,17 @@ def test_a_partition_loses_or_aborts_what_is_kept_nowhere_else() -> None:
     assert findings.struck >= SHARE.fewest(60), findings.report()
 
 
+@pytest.mark.parametrize("sinks", ["K", "KPE"])
+def test_a_coordinator_leaves_out_ends_of_decided_transactions(sinks: str) -> None:
+    """The next look writes those of commits; aborted rows do not become visible with later ones of their producer."""
+    every_step(sinks, *plans.LEADERLESS)
+    seed = 8_500 + len(sinks)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    findings = explore(plans.another_too(seed, steps_of(sinks, 0), plans.LEADERLESS, plans.MEDIUM), sinks, 0, most=400)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= SHARE.fewest(150), findings.report()
+
+
 @pytest.mark.parametrize("sinks", [*EACH, "KPE", "AB", "T"])
 def test_an_operator_abandons_the_checkpoint_while_the_query_runs(sinks: str) -> None:
     """What is decided is committed, all else is ended; by the query itself, what it prepares after that."""

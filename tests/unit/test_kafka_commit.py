@@ -133,6 +133,7 @@ def test_ends_that_are_still_being_written_are_waited_for(monkeypatch: pytest.Mo
         return Loss(None, [each.transaction for each in parts])
 
     monkeypatch.setattr(Witness, "lost", lost)
+    monkeypatch.setattr(Witness, "left_open", lambda *_: {})
     marked(monkeypatch, EPOCH.attempt)
     commits(Coordinator(TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)).await_visible(
         EPOCH, ballot(part(0))

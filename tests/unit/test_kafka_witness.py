@@ -111,6 +111,13 @@ def test_an_operators_abort_before_the_end_is_a_loss() -> None:
     assert loss.words == "orders-0 had aborted epochsink.x before"
 
 
+def test_an_abort_of_a_later_transaction_takes_rows_whose_end_was_left_out() -> None:
+    loss = look(Brokers(batch(b"late", offset=10, producer_epoch=4), end(ABORT, offset=12, producer_epoch=4)))
+    assert loss.words == "orders-0 had aborted epochsink.x before"
+    earlier = Brokers(end(ABORT, offset=11, producer_epoch=2), end(COMMIT, offset=12))
+    assert look(earlier) == Loss(None, [])
+
+
 def test_an_end_that_is_not_there_yet_is_no_loss_and_no_proof() -> None:
     brokers = Brokers(batch(b"of the next epoch", offset=10, producer_id=9))
     assert look(brokers, ended=False) == Loss(None, [FIRST])
@@ -195,7 +202,11 @@ class Leader(Brokers):
         else:
             told.active_producers = [
                 SimpleNamespace(
-                    producer_id=producer, producer_epoch=epoch, current_txn_start_offset=start, last_sequence=sequence
+                    producer_id=producer,
+                    producer_epoch=epoch,
+                    current_txn_start_offset=start,
+                    last_sequence=sequence,
+                    coordinator_epoch=-1,
                 )
                 for producer, epoch, start, sequence in self.open_now
             ]
@@ -244,6 +255,14 @@ def test_rows_are_counted_in_the_vote_too() -> None:
     assert "its first rows were deleted" in before_commit(Leader((7, 3, 5, 2), first=6), UNVOTED).missing[0]
 
 
+def test_rows_that_begin_before_the_last_look_belong_to_an_earlier_transaction_that_is_still_open() -> None:
+    """Its producer has begun the next one, which would commit them too."""
+    whole = before_commit(Leader((7, 3, 5, 2)), UNVOTED)
+    aborted = Leader((7, 3, 4, 2), log=(batch(b"aborted", offset=4, producer_epoch=2), WHOLE))
+    seen = before_commit(aborted, UNVOTED, whole)
+    assert "its first rows were lost from orders-0" in seen.missing[0]
+
+
 @pytest.mark.parametrize(
     "log",
     [
@@ -268,11 +287,12 @@ def test_a_first_row_that_is_not_shown_yet_is_waited_for() -> None:
 
 def test_first_rows_are_read_only_where_the_leader_has_changed_since_the_last_vote() -> None:
     earlier = before_commit(Leader((7, 3, 5, 2)), UNVOTED)
-    leader, other = Leader((7, 3, 5, 2)), Leader((7, 3, 5, 2), leader_epoch=2)
+    later = (batch(b"a", b"b", b"c", offset=10),)
+    leader, other = Leader((7, 3, 10, 2), log=later), Leader((7, 3, 10, 2), log=later, leader_epoch=2)
     for each in (leader, other):
         assert before_commit(each, UNVOTED, earlier).whole
     assert leader.positions == []
-    assert other.positions == [5]
+    assert other.positions == [10]
 
 
 def test_another_topic_of_the_name_proves_nothing() -> None:

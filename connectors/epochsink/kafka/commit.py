@@ -15,7 +15,7 @@ from epochsink.kafka.applied_epochs import Markers, committables, topics_of
 from epochsink.kafka.committable import KafkaCommittable, Transaction
 from epochsink.kafka.config import KafkaConfig
 from epochsink.kafka.errors import Refused, Unreachable
-from epochsink.kafka.server import Description, End, KafkaServer, Partition, TransactionState
+from epochsink.kafka.server import Description, End, KafkaServer, Partition, ProducerState, TransactionState
 from epochsink.kafka.transactions import ENDING, EndTxnResult, Transactions, verdict_on
 from epochsink.kafka.witness import Seen, Witness
 from epochsink.sink import COMMITTED, Ballot, Epoch, LastDone, Mark, Outcome, Verdict, one_by_one
@@ -23,6 +23,8 @@ from epochsink.sink import COMMITTED, Ballot, Epoch, LastDone, Mark, Outcome, Ve
 log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
+_MARKERS_SECONDS: Final = 2.0
+"""After how long the brokers are asked why a marker does not show; it takes milliseconds."""
 _MANY: Final = 8
 """The least number of transactions that are ended side by side: for fewer it saves no time."""
 
@@ -117,10 +119,54 @@ class TransactionCommits:
             loss = self._witness.lost(parts, ends, deadline, ended=ended)
             if loss.words is not None:
                 raise self._lost(epoch, loss.words)
-            if ended or not loss.unseen:
+            if not loss.unseen:
                 return
-            # the ends are still being written, or were deleted since: only the coordinator can tell
-            ended = not self._ending(epoch, loss.unseen, deadline)
+            if ended:
+                # the ends were deleted since, or never written
+                if not (opened := self._witness.left_open(parts, deadline)):
+                    return
+                self._write_ends(epoch, parts, opened, deadline)
+            else:
+                # the ends are still being written, or are not there: only the coordinator can tell
+                ended = not self._ending(epoch, loss.unseen, deadline)
+
+    def _write_ends(
+        self,
+        epoch: Epoch,
+        parts: Sequence[KafkaCommittable],
+        opened: Mapping[Partition, Sequence[ProducerState]],
+        deadline: float,
+    ) -> None:
+        """Write ends of committed parts that their coordinator has left out; see `Witness.left_open`."""
+        places = ", ".join("{}-{}".format(*at) for at in sorted(opened))
+        why = f"{places} had no leader when the ends of its transactions were written, and brokers from Kafka 4.2 on "
+        why += "leave such partitions out (KAFKA-20734)"
+        mine = {part.transaction.producer_id: part for part in parts}
+        places_of = [(at, mine[each.producer_id], each) for at, states in opened.items() for each in states]
+        for at, part, each in places_of:
+            if each.producer_epoch != part.transaction.producer_epoch:
+                raise self._lost(
+                    epoch,
+                    "in {}-{}, the end of a transaction was left out, and another attempt at its task has written "
+                    "there since: these rows are aborted together with its own".format(*at),
+                )
+        waiting = list({part.transaction: part for _, part, _ in places_of}.values())
+        now = self._describe(waiting, deadline)
+        verdicts = [self._judge(epoch, part, now[part.transaction], deadline) for part in waiting]
+        if verdicts != [COMMITTED] * len(waiting) or self._cluster.clock.monotonic() >= deadline:
+            raise unseen(epoch, self._cluster, why)
+        log.warning("epoch %d: %s: they are written now", epoch.number, why)
+        try:
+            self._witness.write_ends(opened, deadline)
+        except Refused as refusal:
+            raise OutcomeUnknown(
+                f"epoch {epoch.number} is committed, and read_committed readers do not get it: {why}. This user may "
+                f"not write the ends: {refusal.message}",
+                hint="no row is lost. Give this user the right to alter the cluster (operation Alter, resource "
+                "Cluster), and start again: the start writes the ends. Do not use kafka-transactions.sh abort here: it "
+                "would abort committed rows",
+                epoch=epoch.number,
+            ) from refusal
 
     def _ending(self, epoch: Epoch, transactions: Iterable[Transaction], deadline: float) -> list[str]:
         """Return the ids of the transactions whose end is still being written to partitions."""
@@ -136,16 +182,22 @@ class TransactionCommits:
         this, after = LastDone(epoch.number, epoch.attempt, tuple(ballot.parts)), ballot.after
         # also the epoch before: the cluster may have been set back behind it just before EndTxn
         groups = self._markers.marks_of(this).keys() | (self._markers.marks_of(after).keys() if after else set())
+        patience = self._cluster.clock.monotonic() + _MARKERS_SECONDS
         while True:
             marks = self._markers.read(groups, deadline)
             # if the epoch was prepared long ago, its own marker expires as soon as it is committed
             ours = self._markers.marks_of(self._markers.unexpired(this, marks))
             if all(name in marks and marks[name].epoch >= this.epoch for name in ours):
                 break
-            if self._cluster.clock.monotonic() >= deadline:
+            if self._cluster.clock.monotonic() >= min(patience, deadline):
                 # a group's offsets are in a partition too: the end may be written there later than in the topic
-                self._ending(epoch, [part.transaction for part in committables(this)], deadline)
-                break
+                parts = committables(this)
+                if not self._ending(epoch, [part.transaction for part in parts], deadline):
+                    if opened := self._markers_left_open(parts, deadline):
+                        self._write_ends(epoch, parts, opened, deadline)
+                    elif self._cluster.clock.monotonic() >= deadline:
+                        break
+                patience = self._cluster.clock.monotonic() + _MARKERS_SECONDS
             self._cluster.clock.sleep(_LOOK_AGAIN_SECONDS)
         # if only empty epochs are in between, both may share a group: this marker has replaced the one before
         before = self._markers.marks_of(self._markers.unexpired(after, marks)) if after else {}
@@ -161,6 +213,15 @@ class TransactionCommits:
                 if _lacks_only_its_own(wanted, ours, marks)
                 else f"{_STOP}Then start again: the next message says how to continue",
             )
+
+    def _markers_left_open(
+        self, parts: Sequence[KafkaCommittable], deadline: float
+    ) -> Mapping[Partition, Sequence[ProducerState]]:
+        try:
+            return self._witness.markers_left_open(parts, deadline)
+        except (Refused, Unreachable):
+            # without the right to read the internal topic: the markers are missing then
+            return {}
 
     def _lost(self, epoch: Epoch, what: str) -> OutcomeUnknown:
         return OutcomeUnknown(

@@ -109,6 +109,8 @@ class ProducerState(NamedTuple):
     producer_epoch: int
     last_sequence: int
     start: int
+    coordinator_epoch: int = -1
+    """That of the coordinator that wrote the producer's last end there; -1 without one."""
 
 
 class Fetched(NamedTuple):
@@ -175,7 +177,18 @@ class Append:
     timeout_ms: int
 
 
-Question = Offsets | Producers | EpochEnds | Records | Append
+@dataclass(frozen=True)
+class Commit:
+    """Writes the end of committed transactions as their coordinator does; each partition has producers of its own.
+
+    The answer is 0, or 47 (INVALID_PRODUCER_EPOCH) if the producer has a later epoch by now. May be repeated. Needs the
+    right to alter the cluster.
+    """
+
+    producers: Mapping[Partition, Sequence[ProducerState]]
+
+
+Question = Offsets | Producers | EpochEnds | Records | Append | Commit
 
 
 class LeaderRequest(NamedTuple):

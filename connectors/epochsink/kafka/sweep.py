@@ -107,7 +107,8 @@ class TransactionSweep:
                 "read_committed readers of %s-%d wait for an open transaction (producer %d, epoch %d) that no "
                 "coordinator lists: either no coordinator knows it, and it never ends by itself, or this user may not "
                 "DESCRIBE its transactional id. Find out: kafka-transactions.sh --bootstrap-server %s find-hanging "
-                "--topic %s --partition %d; end what it shows by the tool's command 'abort'",
+                "--topic %s --partition %d. If other queries write to this topic, start them first: it may be a commit "
+                "of theirs (KAFKA-20734). End what is still shown then by the tool's command 'abort'",
                 topic,
                 partition,
                 *each,

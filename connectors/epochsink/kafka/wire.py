@@ -8,11 +8,12 @@ from typing import Any, Final, assert_never
 from kafka.protocol.admin.transactions import DescribeProducersRequest, DescribeTransactionsRequest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetFetchRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest, WriteTxnMarkersRequest
 
 from epochsink.kafka.committable import Transaction
 from epochsink.kafka.server import (
     Append,
+    Commit,
     Description,
     End,
     EpochEnds,
@@ -31,6 +32,7 @@ from epochsink.kafka.server import (
 )
 
 _ID_NOT_FOUND: Final = 105
+_INVALID_PRODUCER_EPOCH: Final = 47
 
 # ---- transactions
 
@@ -178,6 +180,8 @@ _NEWEST_LIST_OFFSETS: Final = 7
 _OFFSETS_SETTLED: Final = 5
 """The first version of ListOffsets in which a new leader returns an error instead of an end that is too low."""
 _NEWEST_EPOCH_ENDS: Final = 4
+_NEWEST_WRITE_MARKERS: Final = 1
+"""The last version for transactions of the older protocol."""
 
 _ListedTopic: Final = ListOffsetsRequest.ListOffsetsTopic
 _EpochsTopic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
@@ -201,6 +205,8 @@ def ask(question: Question, partitions: Collection[Partition]) -> Any:
             return _fetch(question, partitions)
         case Append():
             return _produce(question, partitions)
+        case Commit():
+            return _commit(question, partitions)
         case _:
             assert_never(question)
 
@@ -218,6 +224,8 @@ def read(question: Question, answer: Any) -> dict[Partition, Any]:
             return dict(_read_records(answer))
         case Append():
             return dict(_read_offset(answer))
+        case Commit():
+            return dict(_read_codes(answer))
         case _:
             assert_never(question)
 
@@ -263,7 +271,11 @@ def _read_producers(answer: Any) -> Iterator[tuple[Partition, Sequence[ProducerS
                 (topic.name, partition.partition_index),
                 [
                     ProducerState(
-                        each.producer_id, each.producer_epoch, each.last_sequence, each.current_txn_start_offset
+                        each.producer_id,
+                        each.producer_epoch,
+                        each.last_sequence,
+                        each.current_txn_start_offset,
+                        each.coordinator_epoch,
                     )
                     for each in partition.active_producers
                 ],
@@ -361,6 +373,35 @@ def _read_offset(answer: Any) -> Iterator[tuple[Partition, int]]:
     if partition.error_code != _DUPLICATE_SEQUENCE:
         raise_for(partition.error_code, f"appending to {topic.name}-{partition.index}: {partition.error_message or ''}")
     yield (topic.name, partition.index), partition.base_offset
+
+
+def _commit(question: Commit, partitions: Collection[Partition]) -> WriteTxnMarkersRequest:
+    marker = WriteTxnMarkersRequest.WritableTxnMarker
+    return WriteTxnMarkersRequest(
+        markers=[
+            marker(
+                producer_id=each.producer_id,
+                producer_epoch=each.producer_epoch,
+                transaction_result=True,
+                topics=[marker.WritableTxnMarkerTopic(name=topic, partition_indexes=[number])],
+                # not a higher one: the partition would then refuse the coordinator's own ends of this producer
+                coordinator_epoch=max(0, each.coordinator_epoch),
+            )
+            for topic, number in partitions
+            for each in question.producers[topic, number]
+        ],
+        max_version=_NEWEST_WRITE_MARKERS,
+    )
+
+
+def _read_codes(answer: Any) -> Iterator[tuple[Partition, int]]:
+    for marker in answer.markers:
+        for topic in marker.topics:
+            for partition in topic.partitions:
+                # somebody has initialised the producer since: who asks has to look again
+                if partition.error_code != _INVALID_PRODUCER_EPOCH:
+                    raise_for(partition.error_code, f"writing an end to {topic.name}-{partition.partition_index}")
+                yield (topic.name, partition.partition_index), partition.error_code
 
 
 def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]]:

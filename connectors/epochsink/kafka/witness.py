@@ -12,7 +12,7 @@ aborted the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -27,6 +27,7 @@ from epochsink.kafka.record_batch import SEQUENCES, Batch
 from epochsink.kafka.server import (
     END_OFFSETS,
     FIRST_OFFSETS,
+    Commit,
     End,
     EpochEnds,
     Fetched,
@@ -43,6 +44,7 @@ Ends = Mapping[Transaction, Mapping[Partition, End]]
 
 _NOT_OPEN: Final = -1
 """The start offset that the leader gives for a producer without an open transaction."""
+_OFFSETS_TOPIC: Final = "__consumer_offsets"
 _WAIT_MS: Final = 100
 _MARKERS_SECONDS: Final = 0.1
 """How long the partitions are read for the ends of transactions before the coordinator is asked."""
@@ -170,6 +172,55 @@ class Witness:
         evidence: Loss = self._cluster.until(deadline, attempt)
         return evidence
 
+    def left_open(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Partition, list[ProducerState]]:
+        """Return where committed parts are open, though their coordinator has written all ends.
+
+        Where a partition has no leader when its end is to be written, Kafka from 4.2 on leaves it out (KAFKA-20734).
+        What the producer writes there afterwards, with a later epoch, becomes a part of the same transaction.
+        """
+        rows = {
+            ((place.topic, place.partition), part.transaction.producer_id, place.start)
+            for part in parts
+            for place in part.places
+        }
+        return self._producers(
+            {topic for part in parts for topic in part.topics},
+            lambda at, each: (at, each.producer_id, each.start) in rows,
+            deadline,
+        )
+
+    def markers_left_open(
+        self, parts: Sequence[KafkaCommittable], deadline: float
+    ) -> dict[Partition, list[ProducerState]]:
+        """Return the partitions of groups' offsets where committed parts are open; see `left_open`."""
+        producers = {part.transaction.producer for part in parts}
+        return self._producers(
+            {_OFFSETS_TOPIC},
+            lambda _, each: each.start != _NOT_OPEN and (each.producer_id, each.producer_epoch) in producers,
+            deadline,
+        )
+
+    def _producers(
+        self, topics: Collection[str], is_meant: Callable[[Partition, ProducerState], bool], deadline: float
+    ) -> dict[Partition, list[ProducerState]]:
+        def attempt() -> dict[Partition, list[ProducerState]]:
+            leaders = Leaders(self._cluster)
+            [producers] = leaders.look(topics, leaders.partitions, Producers())
+            meant = {at: [each for each in states if is_meant(at, each)] for at, states in producers.items()}
+            return {at: states for at, states in meant.items() if states}
+
+        found: dict[Partition, list[ProducerState]] = self._cluster.until(deadline, attempt)
+        return found
+
+    def write_ends(self, opened: Mapping[Partition, Sequence[ProducerState]], deadline: float) -> None:
+        """Write the ends of committed transactions to the partitions where they are open."""
+
+        def attempt() -> None:
+            leaders = Leaders(self._cluster)
+            leaders.look({topic for topic, _ in opened}, opened.keys, Commit(opened))
+
+        self._cluster.until(deadline, attempt)
+
 
 def _open_places(
     parts: Iterable[KafkaCommittable],
@@ -216,7 +267,9 @@ def _may_have_changed(place: WrittenPartition, topics: Mapping[str, str], before
     if before is None or known is None:
         return True
     same_topic = before.topics.get(place.topic) == topics[place.topic] != NO_ID
-    return not same_topic or known.leader_epoch != place.leader_epoch or known.leader_epoch < 0
+    # before the end that it had then: an earlier transaction of this producer, whose end was left out, is still open
+    is_older = place.start < known.offset
+    return not same_topic or known.leader_epoch != place.leader_epoch or known.leader_epoch < 0 or is_older
 
 
 def _without_first_row(
@@ -380,13 +433,14 @@ class _Ending:
     def is_over(self, end: Batch) -> bool:
         """Take in an end of this producer; return whether the search is over.
 
-        After an operator's abort, the commit of the same transaction follows. An abort without that commit is the
-        coordinator's: another driver has found the transaction lost, and has prepared its rows again.
+        After an operator's abort, the commit of the same transaction follows. An abort with a later epoch has taken the
+        rows too: this transaction's end was left out (see `Witness.left_open`), or another driver has found it lost.
         """
-        if end.producer_epoch == self.transaction.producer_epoch and end.is_abort:
+        is_later = end.producer_epoch > self.transaction.producer_epoch
+        if end.producer_epoch >= self.transaction.producer_epoch and end.is_abort:
             self.was_aborted = True
-            return False
-        if end.producer_epoch > self.transaction.producer_epoch:
+            return is_later
+        if is_later:
             self.was_aborted = False
         return end.producer_epoch >= self.transaction.producer_epoch
 

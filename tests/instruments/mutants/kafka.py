@@ -14,10 +14,12 @@ IN_LOG = "tests/unit/test_kafka_rows_in_log.py"
 LETTERS = "tests/integration/test_kafka_letters.py"
 LOG_ENDS = "tests/unit/test_kafka_log_ends.py"
 MARKERS = "tests/unit/test_kafka_applied_epochs.py"
+OUTSIDE = "tests/simulation/test_outside.py"
 ORPHANS = "tests/integration/test_kafka_orphans.py"
 RECORD_BATCH = "tests/unit/test_kafka_record_batch.py"
 REDO = "tests/unit/test_kafka_redo.py"
 RETRY = "tests/integration/test_kafka_retry.py"
+SCENES = "tests/simulation/test_scenes.py"
 SWEEP = "tests/unit/test_kafka_sweep.py"
 TOPIC_LOG = "tests/unit/test_kafka_topic_log.py"
 TRANSACTIONS = "tests/unit/test_kafka_transactions.py"
@@ -388,6 +390,48 @@ MUTANTS: list[Mutant] = [
         "            ours = self._markers.marks_of(this)\n",
         COMMIT,
         "a query that never starts again, because the marker of its last epoch has expired",
+    ),
+    Mutant(
+        "kafka/commit.py",
+        "                if not (opened := self._witness.left_open(parts, deadline)):\n",
+        "                if (opened := {}) == {}:\n",
+        f"{SCENES} -k end_is_left_out",
+        "a done epoch that no reader ever gets: a coordinator has left out its end",
+    ),
+    Mutant(
+        "kafka/commit.py",
+        "                    if opened := self._markers_left_open(parts, deadline):\n",
+        "                    if opened := {}:\n",
+        f"{SCENES} -k marker_is_left_out",
+        "a query that stops, and blames a failover, because a coordinator has left out the end of a marker",
+    ),
+    Mutant(
+        "kafka/commit.py",
+        "        if verdicts != [COMMITTED] * len(waiting) or self",
+        "        if self",
+        f"{WITNESS_LIVE} -k taken_for_committed",
+        "an open transaction that becomes visible because an operator takes it for committed",
+    ),
+    Mutant(
+        "kafka/commit.py",
+        "            if each.producer_epoch != part.transaction.producer_epoch:\n",
+        "            if False:\n",
+        f"{OUTSIDE} -k leaves_out",
+        "a lost attempt's rows beside a committed epoch's",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        " or known.leader_epoch < 0 or is_older\n",
+        " or known.leader_epoch < 0\n",
+        WITNESS,
+        "rows of an aborted attempt whose end was left out, committed with the next ones of their producer",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        "            return is_later\n",
+        "            return False\n",
+        WITNESS,
+        "a done epoch whose rows a later abort of their producer has taken",
     ),
     # ---- markers
     Mutant(
