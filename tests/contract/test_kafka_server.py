@@ -23,7 +23,7 @@ from epochsink.kafka.server import (
     END_OFFSETS,
     FIRST_OFFSETS,
     Append,
-    Commit,
+    CommitEnds,
     Description,
     End,
     EpochEnds,
@@ -288,7 +288,7 @@ def test_an_end_that_is_written_in_place_of_the_coordinator(asked: Asked) -> Non
     transaction = asked.opened()
     opened = asked.producer(transaction)
     assert opened is not None
-    commit = Commit({(asked.topic, 0): [opened]})
+    commit = CommitEnds({(asked.topic, 0): [opened]})
     for _ in range(2):
         assert asked.at(commit) == NONE
         end = asked.batches()[-1]

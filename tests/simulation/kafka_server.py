@@ -15,7 +15,7 @@ from epochsink.kafka.committed_records import CommittedRecord
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.server import (
     Append,
-    Commit,
+    CommitEnds,
     Description,
     End,
     EpochEnds,
@@ -174,7 +174,7 @@ class MemoryKafka(KafkaServer):
     def ask_leaders(self, requests: Sequence[LeaderRequest]) -> list[dict[Partition, Any]]:
         if not requests:
             return []
-        reads = not any(isinstance(each.question, (Append, Commit)) for each in requests)
+        reads = not any(isinstance(each.question, (Append, CommitEnds)) for each in requests)
         kinds = ", ".join(type(each.question).__name__ for each in requests)
 
         def ask() -> list[dict[Partition, Any]]:
@@ -190,7 +190,7 @@ class MemoryKafka(KafkaServer):
         match question:
             case Producers():
                 return brokers.producers_at(at)
-            case Commit():
+            case CommitEnds():
                 return brokers.write_commits(at, question.producers[at])
         log = brokers.logs[at]
         match question:
@@ -211,7 +211,7 @@ class MemoryKafka(KafkaServer):
             for at, (code, offset) in answer.items():
                 raise_for(code, f"{at}")
                 answer[at] = offset
-        if isinstance(question, Commit):
+        if isinstance(question, CommitEnds):
             for at, code in answer.items():
                 raise_for(code if code != INVALID_PRODUCER_EPOCH else 0, f"{at}")
 

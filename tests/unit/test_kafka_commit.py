@@ -14,7 +14,8 @@ from epochsink.kafka.applied_epochs import Markers
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.commit import TransactionCommits
 from epochsink.kafka.committable import KafkaCommittable, Transaction
-from epochsink.kafka.server import Description, End, TransactionState
+from epochsink.kafka.errors import Refused
+from epochsink.kafka.server import Description, End, ProducerState, TransactionState
 from epochsink.kafka.transactions import EndTxnResult
 from epochsink.kafka.witness import Loss, Seen, Witness
 from epochsink.sink import Ballot, Epoch, LastDone, Mark, Outcome
@@ -149,6 +150,39 @@ def test_ends_that_are_never_written_leave_the_epoch_in_the_ledger(monkeypatch: 
     marked(monkeypatch, EPOCH.attempt)
     with pytest.raises(OutcomeUnknown, match="not written to the partitions yet"):
         commits(Coordinator(TransactionState.PREPARE_COMMIT), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
+
+
+LEFT_OUT: Final = ProducerState(7, 3, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("state", "producer_epoch", "refused", "why"),
+    [
+        (TransactionState.COMPLETE_COMMIT, 3, True, "this user may not write the ends"),
+        (TransactionState.COMPLETE_COMMIT, 4, False, "another attempt at its task has written there since"),
+        (TransactionState.ONGOING, 3, False, "orders-0 had no leader when the ends of its transactions were written"),
+    ],
+    ids=["without the right", "taken since", "open"],
+)
+def test_an_end_that_was_left_out_and_cannot_be_written_stops_the_query(
+    monkeypatch: pytest.MonkeyPatch, state: TransactionState, producer_epoch: int, *, refused: bool, why: str
+) -> None:
+    written = []
+
+    def write(_: Witness, opened: Any, deadline: float) -> None:
+        del deadline
+        written.append(opened)
+        if refused:
+            raise Refused("this user may not write the ends", hint="")
+
+    opened = {("orders", 0): [LEFT_OUT._replace(producer_epoch=producer_epoch)]}
+    monkeypatch.setattr(Witness, "lost", lambda _, parts, *__, **___: Loss(None, [one.transaction for one in parts]))
+    monkeypatch.setattr(Witness, "left_open", lambda *_: opened)
+    monkeypatch.setattr(Witness, "write_ends", write)
+    marked(monkeypatch, EPOCH.attempt)
+    with pytest.raises(OutcomeUnknown, match=why):
+        commits(Coordinator(state)).await_visible(EPOCH, ballot(part(0)))
+    assert written == ([opened] if refused else [])
 
 
 def test_rows_that_a_partition_has_lost_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

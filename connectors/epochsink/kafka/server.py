@@ -178,7 +178,7 @@ class Append:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitEnds:
     """Writes the end of committed transactions as their coordinator does; each partition has producers of its own.
 
     The answer is 0, or 47 (INVALID_PRODUCER_EPOCH) if the producer has a later epoch by now. May be repeated. Needs the
@@ -188,7 +188,7 @@ class Commit:
     producers: Mapping[Partition, Sequence[ProducerState]]
 
 
-Question = Offsets | Producers | EpochEnds | Records | Append | Commit
+Question = Offsets | Producers | EpochEnds | Records | Append | CommitEnds
 
 
 class LeaderRequest(NamedTuple):

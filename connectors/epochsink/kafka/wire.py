@@ -13,7 +13,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 from epochsink.kafka.committable import Transaction
 from epochsink.kafka.server import (
     Append,
-    Commit,
+    CommitEnds,
     Description,
     End,
     EpochEnds,
@@ -205,7 +205,7 @@ def ask(question: Question, partitions: Collection[Partition]) -> Any:
             return _fetch(question, partitions)
         case Append():
             return _produce(question, partitions)
-        case Commit():
+        case CommitEnds():
             return _commit(question, partitions)
         case _:
             assert_never(question)
@@ -224,7 +224,7 @@ def read(question: Question, answer: Any) -> dict[Partition, Any]:
             return dict(_read_records(answer))
         case Append():
             return dict(_read_offset(answer))
-        case Commit():
+        case CommitEnds():
             return dict(_read_codes(answer))
         case _:
             assert_never(question)
@@ -375,7 +375,7 @@ def _read_offset(answer: Any) -> Iterator[tuple[Partition, int]]:
     yield (topic.name, partition.index), partition.base_offset
 
 
-def _commit(question: Commit, partitions: Collection[Partition]) -> WriteTxnMarkersRequest:
+def _commit(question: CommitEnds, partitions: Collection[Partition]) -> WriteTxnMarkersRequest:
     marker = WriteTxnMarkersRequest.WritableTxnMarker
     return WriteTxnMarkersRequest(
         markers=[

@@ -27,7 +27,7 @@ from epochsink.kafka.record_batch import SEQUENCES, Batch
 from epochsink.kafka.server import (
     END_OFFSETS,
     FIRST_OFFSETS,
-    Commit,
+    CommitEnds,
     End,
     EpochEnds,
     Fetched,
@@ -217,7 +217,7 @@ class Witness:
 
         def attempt() -> None:
             leaders = Leaders(self._cluster)
-            leaders.look({topic for topic, _ in opened}, opened.keys, Commit(opened))
+            leaders.look({topic for topic, _ in opened}, opened.keys, CommitEnds(opened))
 
         self._cluster.until(deadline, attempt)
 
