@@ -209,8 +209,8 @@ class Witness:
             meant = {at: [each for each in states if is_meant(at, each)] for at, states in producers.items()}
             return {at: states for at, states in meant.items() if states}
 
-        found: dict[Partition, list[ProducerState]] = self._cluster.until(deadline, attempt)
-        return found
+        by_partition: dict[Partition, list[ProducerState]] = self._cluster.until(deadline, attempt)
+        return by_partition
 
     def write_ends(self, opened: Mapping[Partition, Sequence[ProducerState]], deadline: float) -> None:
         """Write the ends of committed transactions to the partitions where they are open."""
