@@ -18,7 +18,7 @@ from epochsink.elasticsearch.server import ElasticsearchServer
 
 SETTINGS: Final = ("index.default_pipeline", "index.final_pipeline")
 NONE: Final = "_none"
-"""The name that stands for no pipeline."""
+"""The name that means: no pipeline."""
 _MISSING: Final = re.compile(r"pipeline with id \[.*\] does not exist")
 _MOVING: Final = frozenset({"date_index_name", "drop", "reroute"})
 """Processors that drop documents or send them elsewhere."""

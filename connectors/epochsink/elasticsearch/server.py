@@ -226,7 +226,7 @@ class ElasticsearchServer:
                     yield hit["_id"], hit["_version"]
                 answer = self._scroll(answer["_scroll_id"])
         finally:
-            # it ends by itself; in OpenSearch, whoever may search need not have the right to end a search
+            # it ends by itself; in OpenSearch, a user who may search may lack the right to end a search
             with suppress(*CLIENT_ERRORS):
                 self._end_scroll(answer["_scroll_id"])
 

@@ -93,7 +93,7 @@ class Prepared(_Stamped):
     """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows.
 
     ``together`` are the names of sinks that have recorded the same parts: those that commit as one. ``retain`` is for
-    how many seconds its rows are kept once it is done, whoever commits it.
+    how many seconds its rows are kept once it is done, by this driver or by another.
     """
 
     epoch: int
