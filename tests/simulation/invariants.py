@@ -243,7 +243,11 @@ def verdict(simulation: Simulation, plan: Plan) -> list[str]:
         # the command has said that readers get these rows after all that was written since the topic was set back
         pardoned += ("OUT OF ORDER K",)
     found = [anomaly for anomaly in simulation.anomalies if not anomaly.startswith(pardoned)]
-    found += [f"ZOMBIE CONCLUDES {stop!r}" for stop in simulation.zombies if not isinstance(stop, excused)]
+    found += [
+        f"ZOMBIE CONCLUDES {stop!r}"
+        for stop in simulation.zombies
+        if not isinstance(stop, excused) and not _is_right(str(stop), simulation.faults, plan)
+    ]
     found += [
         f"LOUD {type(stop).__name__}: {stop}"
         for stop in stops

@@ -128,8 +128,7 @@ def test_ends_that_are_still_being_written_are_waited_for(monkeypatch: pytest.Mo
     """Until then, a partition without an end may still turn out to have aborted the transaction before."""
     asked: list[bool] = []
 
-    def lost(_: Witness, parts: Sequence[KafkaCommittable], ends: object, deadline: float, *, ended: bool) -> Loss:
-        del ends, deadline
+    def lost(_: Witness, parts: Sequence[KafkaCommittable], *_more: object, ended: bool, **_named: object) -> Loss:
         asked.append(ended)
         return Loss(None, [each.transaction for each in parts])
 
@@ -143,7 +142,7 @@ def test_ends_that_are_still_being_written_are_waited_for(monkeypatch: pytest.Mo
 
 
 def test_ends_that_are_never_written_leave_the_epoch_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(_: Witness, parts: Sequence[KafkaCommittable], *_more: object, ended: bool) -> Loss:
+    def lost(_: Witness, parts: Sequence[KafkaCommittable], *_more: object, ended: bool, **_named: object) -> Loss:
         return Loss(None, [] if ended else [each.transaction for each in parts])
 
     monkeypatch.setattr(Witness, "lost", lost)
@@ -258,7 +257,7 @@ def test_an_abort_between_two_tries_of_a_commit_is_not_passed_over(monkeypatch: 
     looks(monkeypatch, 10, 20)
     read_from: list[Any] = []
 
-    def lost(_: Witness, parts: object, ends: Any, deadline: float, *, ended: bool) -> Loss:
+    def lost(_: Witness, parts: object, ends: Any, deadline: float, *, ended: bool, **_named: object) -> Loss:
         del parts, deadline, ended
         read_from.append(ends)
         return Loss(None)

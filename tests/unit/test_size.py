@@ -20,7 +20,7 @@ LINES: Final = {
     "elasticsearch": 6500,
     "epochsink": 1190,
     "epochsink_devkit": 8000,
-    "kafka": 8080,
+    "kafka": 8100,
     "opensearch": 300,
     "postgres": 7500,
     "protocol": 5200,

@@ -44,6 +44,7 @@ class TransactionCommits:
         self._attempt = ""
         # the ends of the partitions when a transaction was first seen whole; for the attempt that is committed now
         self._ends: dict[Transaction, Mapping[Partition, End]] = {}
+        self._decided: set[Transaction] = set()
         self._blocked = False
         self.lost: set[Transaction] = set()
         """Those that a search of the log has shown to be lost, while the fence keeps others out."""
@@ -116,7 +117,7 @@ class TransactionCommits:
         ends = self._ends if self._attempt == epoch.attempt else {}
         ended = False
         while True:
-            loss = self._witness.lost(parts, ends, deadline, ended=ended)
+            loss = self._witness.lost(parts, ends, deadline, ended=ended, decided=self._decided)
             if loss.words is not None:
                 raise self._lost(epoch, loss.words)
             if not loss.unseen:
@@ -238,7 +239,7 @@ class TransactionCommits:
 
     def _note(self, epoch: Epoch, whole: Sequence[Transaction], seen: Seen) -> None:
         if self._attempt != epoch.attempt:
-            self._attempt, self._ends, self._blocked = epoch.attempt, {}, False
+            self._attempt, self._ends, self._decided, self._blocked = epoch.attempt, {}, set(), False
         self._blocked |= bool(seen.before)
         for transaction in whole:
             # keep the first look: an abort after it has to be found
@@ -253,16 +254,19 @@ class TransactionCommits:
         if len(parts) < _MANY:
             return set()
         try:
-            return self._transactions.commit_many([part.transaction for part in parts], deadline)
+            decided = self._transactions.commit_many([part.transaction for part in parts], deadline)
         except (Unreachable, Refused) as failure:
             log.info("epoch %d: its transactions are committed one by one, because of %s", epoch.number, failure)
             return set()
+        self._decided |= decided
+        return decided
 
     def _end(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict:
         while True:
             answer, name = self._transactions.end(part.transaction, deadline, commit=True)
             # the coordinator has stored the decision: it writes the ends to the partitions by itself
             if answer is EndTxnResult.DECIDED:
+                self._decided.add(part.transaction)
                 return COMMITTED
             if answer is EndTxnResult.REFUSED:
                 return _unknown(part, f"the coordinator answers {name}; then start again")

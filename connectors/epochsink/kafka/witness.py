@@ -145,15 +145,24 @@ class Witness:
         open_producers: Mapping[Producer, Partition] = self._cluster.until(deadline, attempt)
         return open_producers
 
-    def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float, *, ended: bool) -> Loss:
+    def lost(
+        self,
+        parts: Sequence[KafkaCommittable],
+        ends: Ends,
+        deadline: float,
+        *,
+        ended: bool,
+        decided: Collection[Transaction] = (),
+    ) -> Loss:
         """Look for the ends of committed parts, and for rows that partitions have lost.
 
         ``ends`` holds the ends of partitions when transactions were seen whole; for other transactions the vote noted
         them. ``ended`` says that the coordinator has written all ends: an end that is missing then was deleted.
+        ``decided`` are those that a coordinator has told this process that it commits.
         """
 
         def attempt() -> Loss:
-            leaders, endings = Leaders(self._cluster), _Endings(parts, ends, self._cluster.clock)
+            leaders, endings = Leaders(self._cluster), _Endings(parts, ends, decided, self._cluster.clock)
             names = {topic for part in parts for topic in part.topics}
             ahead = endings.ahead()
             [first] = leaders.look(names, lambda: [at for at in ahead if at[0] in leaders.topics], endings.records())
@@ -343,7 +352,9 @@ class _Endings:
     deleted before readers could see them. Or retention has deleted them alone, which is taken for a loss.
     """
 
-    def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends, clock: Clock) -> None:
+    def __init__(
+        self, parts: Sequence[KafkaCommittable], ends: Ends, decided: Collection[Transaction], clock: Clock
+    ) -> None:
         self._clock = clock
         self._waiting: dict[Partition, dict[int, _Ending]] = {}
         self._voted: dict[Partition, int] = {}
@@ -351,7 +362,9 @@ class _Endings:
         for part in parts:
             for place in part.places:
                 at = (place.topic, place.partition)
-                self._waiting.setdefault(at, {})[part.transaction.producer_id] = _Ending(part.transaction, place.start)
+                self._waiting.setdefault(at, {})[part.transaction.producer_id] = _Ending(
+                    part.transaction, place.start, part.transaction in decided
+                )
                 self._voted[at] = min(place.end, self._voted.get(at, place.end))
                 noted = End(place.end, place.leader_epoch)
                 self._ends.setdefault(at, set()).add(ends.get(part.transaction, {}).get(at, noted))
@@ -428,20 +441,22 @@ class _Ending:
 
     transaction: Transaction
     start: int
+    is_decided: bool
     was_aborted: bool = False
 
     def is_over(self, end: Batch) -> bool:
         """Take in an end of this producer; return whether the search is over.
 
-        After an operator's abort, the commit of the same transaction follows. An abort with a later epoch has taken the
-        rows too: this transaction's end was left out (see `Witness.left_open`), or another driver has found it lost.
+        After an operator's abort, the commit of the same transaction follows. An abort without that commit is the
+        coordinator's: another driver has found the transaction lost, and has prepared its rows again. If its commit was
+        decided, its end was left out (see `Witness.left_open`), and a later abort of its producer has taken the rows.
         """
         is_later = end.producer_epoch > self.transaction.producer_epoch
-        if end.producer_epoch >= self.transaction.producer_epoch and end.is_abort:
+        if end.producer_epoch == self.transaction.producer_epoch and end.is_abort:
             self.was_aborted = True
-            return is_later
+            return False
         if is_later:
-            self.was_aborted = False
+            self.was_aborted = end.is_abort and self.is_decided
         return end.producer_epoch >= self.transaction.producer_epoch
 
 

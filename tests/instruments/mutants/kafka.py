@@ -428,8 +428,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/witness.py",
-        "            return is_later\n",
-        "            return False\n",
+        "            self.was_aborted = end.is_abort and self.is_decided\n",
+        "            self.was_aborted = False\n",
         WITNESS,
         "a done epoch whose rows a later abort of their producer has taken",
     ),
