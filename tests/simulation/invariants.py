@@ -214,8 +214,11 @@ def _beyond_knowing(faults: set[str]) -> tuple[str, ...]:
     went_back = "copy" in faults and faults & BACKWARDS
     # brokers that have lost the task's producer and rows give the same producer to another attempt, with the same rows
     twins = "loser" in faults and faults & {"back", "failover"}
+    # brokers have lost an end that they had acknowledged, and the coordinator takes it for written
+    end_lost = "leaderless" in faults and faults & {"back", "failover"}
     return (
         *(("LOST",) if lost_and_set_back or half_recorded else ()),
+        *(("LOST K",) if end_lost else ()),
         *(("MIXED", "DUPLICATE") if went_back else ()),
         *(("ABORTED READ K", "MIXED") if twins else ()),
     )

@@ -15,7 +15,7 @@ from simulation.scheduler import Scheduler
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, altered
 from simulation.threads import Operation
-from simulation.world import ROLLED_BACK, Spooled, World, entry_of
+from simulation.world import ROLLED_BACK, Spooled, World, entry_of, home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,12 +89,12 @@ class Simulation(Scheduler):
             "timeout": self._time_out,
             "leaderless": self._leave_out,
             "rollback": self._roll_back,
-            "back": self.world.set_back,
+            "back": self._set_back,
             "unmark": self._forget_markers,
             "newck": self._new_checkpoint,
             "ledger": self._restore_ledger,
             "restore": self._restore,
-            "failover": self.world.fail_over,
+            "failover": self._fail_over,
             "remark": self._alter_marker,
             "outside": self.world.write_from_outside,
             "async": self._acknowledge_early,
@@ -238,6 +238,18 @@ class Simulation(Scheduler):
 
     def _time_out(self) -> bool:
         return self.world.brokers.time_out()
+
+    def _set_back(self, sink: str, commits: int) -> bool:
+        return self.world.set_back(sink, commits) and self._cut_off(sink)
+
+    def _fail_over(self, sink: str, requests: int) -> bool:
+        return self.world.fail_over(sink, requests) and self._cut_off(sink)
+
+    def _cut_off(self, sink: str) -> bool:
+        """Forget what is under way to a database that was set back: its connections end."""
+        if sink in self.world.postgres:
+            self.forget_due(*(f"{each} " for each in self.sinks if home(each) == sink))
+        return True
 
     def _leave_out(self) -> bool:
         self.world.brokers.leaves_out = True

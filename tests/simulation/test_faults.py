@@ -100,6 +100,26 @@ def test_a_server_that_answers_no_attempt_at_a_commit_stops_the_query(
 
 
 @pytest.mark.parametrize(
+    ("sinks", "schedule", "plan"),
+    [
+        # an older ledger names a transaction that timed out, and its rows were prepared again
+        ("KE", 1, ((69, ("timeout",)), (116, ("restore", 0, 1, 1)))),
+        # a paused driver meets a transaction that a late request has opened again
+        ("KSE", 2, ((136, ("twice", 64)), (147, ("pause", 7, 8)))),
+        # a request that is under way to a database ends with its connection, as the database is restored
+        ("S", 1, ((30, ("back", "S", 3)), (109, ("delay", 64)))),
+        # a broker loses the end that was written in its coordinator's place
+        ("KP", 1, ((50, ("leaderless",)), (129, ("failover", "K", 1)), (133, ("leaderless",)))),
+    ],
+    ids=["prepared again", "opened again", "cut off", "an end is lost"],
+)
+def test_what_random_plans_have_found(sinks: str, schedule: int, plan: plans.Plan) -> None:
+    simulation = play(plan, sinks, schedule, WAITING)
+    assert simulation.faults == {kind for _, (kind, *_) in plan}
+    assert verdict(simulation, plan) == []
+
+
+@pytest.mark.parametrize(
     ("plan", "schedule"),
     [
         (((51, ("stall", 10)), (66, ("twice", 64)), (106, ("after",)), (118, ("timeout",))), 2),

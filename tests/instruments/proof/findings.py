@@ -245,6 +245,51 @@ FINDINGS: Final = (
         ("tests/simulation/test_faults.py::test_what_a_late_request_has_opened_again_holds_no_rows_of_a_done_epoch",),
     ),
     Finding(
+        "simulation",
+        "d10246fdee68",
+        LIBRARY,
+        "Needless stops, an hour after what caused them was written: where the end of a commit is left out "
+        "(KAFKA-20734), a later abort of its producer takes the rows, and every such abort was taken for that. It "
+        "is also there if a transaction timed out and its rows were prepared again, which an older ledger does not "
+        "know.",
+        ("had aborted epochsink",),
+        ("tests/simulation/test_faults.py::test_what_random_plans_have_found",),
+    ),
+    Finding(
+        "simulation",
+        "d10246fdee68",
+        SIMULATION,
+        "A paused driver met a transaction that a late request had opened again, and said so; the simulation expected "
+        "that of drivers that go on, and not of those that were superseded.",
+        ("ZOMBIE CONCLUDES WentBack",),
+        ("tests/simulation/test_faults.py::test_what_random_plans_have_found",),
+    ),
+    Finding(
+        "simulation",
+        "d10246fdee68",
+        SIMULATION,
+        "A request reached a database after it had been restored, over a connection that the restore had ended.",
+        ("LOST S",),
+        ("tests/simulation/test_faults.py::test_what_random_plans_have_found",),
+    ),
+    Finding(
+        "simulation",
+        "d10246fdee68",
+        LIMIT,
+        "Kafka's coordinator had left out the end of a commit, the driver wrote it, and the brokers lost it again, "
+        "though they had acknowledged it. Later epochs warn of the transaction that is open before their rows.",
+        ("LOST K",),
+        ("tests/simulation/test_faults.py::test_what_random_plans_have_found",),
+    ),
+    Finding(
+        "simulation",
+        "d10246fdee68",
+        LIMIT,
+        "As on a520248a: a cluster was set back between the look of a sweep and its abort, and a transaction of a done "
+        "epoch was open again and aborted. The query had stopped with `WentBack` before, for another sink.",
+        ("ROLLED BACK K",),
+    ),
+    Finding(
         "request fault pairs",
         "51d58263e1e4",
         CHECKER,
