@@ -415,11 +415,12 @@ def faults(s: State) -> Moves:
 
 
 def set_back(s: State) -> Moves:
-    """Restore a target from a backup, or let it fail over to a copy that lacks its newest epoch."""
+    """Restore a target, or let it fail over, to before its newest epoch; later ones that are done go with that one."""
     prepared, visible = s.transactions
     for last in visible[-1:]:
         lost = s._replace(lost=s.lost | {("transactions", last.epoch)})
-        for still in (prepared, prepared | {last}):
+        kept = frozenset(part for part in prepared if not last.epoch < part.epoch < s.ledger.done)
+        for still in (kept, prepared | {last}):
             yield Move("transactions are set back", lost.with_prepared(still, visible[:-1]), "set back")
     newest = s.documents.mark[0] if s.documents.mark else -1
     for epoch in {newest, max(newest - 1, -1)}:

@@ -164,8 +164,8 @@ class TransactionCommits:
                 f"epoch {epoch.number} is committed, and read_committed readers do not get it: {why}. This user may "
                 f"not write the ends: {refusal.message}",
                 hint="no row is lost. Give this user the right to alter the cluster (operation Alter, resource "
-                "Cluster), and start again: the start writes the ends. Do not use kafka-transactions.sh abort here: it "
-                "would abort committed rows",
+                "Cluster), and start again: the start writes the ends. Do not abort the transaction with Kafka's own "
+                "tools: its rows are committed",
                 epoch=epoch.number,
             ) from refusal
 
