@@ -100,7 +100,7 @@ def document(title: str, finding: str, sections: Sequence[tuple[str, str]]) -> s
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str = "table") -> str:
-    """Return a table as HTML; ``label`` names it for who cannot see it."""
+    """Return a table as HTML; ``label`` names it for readers who cannot see it."""
     # a long name of a sink takes several lines
     top = "".join(f"<th scope=col>{escape(name).replace('_', '_<wbr>')}</th>" for name in head)
     lines = "".join(

@@ -268,7 +268,7 @@ class ElasticsearchServer:
         return True
 
     def describe(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return settings, aliases and data stream of the indices that names stand for, as far as they may be seen."""
+        """Return settings, aliases and data stream of the indices behind some names, as far as they may be seen."""
         return dict(self._described(",".join(names), ignore_unavailable=True).body)
 
     def describe_existing(self, name: str) -> dict[str, Any]:
@@ -285,11 +285,11 @@ class ElasticsearchServer:
         return list(described["backing_indices"])
 
     def settings(self, index: str) -> list[Mapping[str, str]]:
-        """Return the flat settings of each index that a name stands for."""
+        """Return the flat settings of each index behind a name."""
         return [each["settings"] for each in self._ask("GET", index, "_settings", flat_settings=True).body.values()]
 
     def primaries(self, index: str) -> list[int]:
-        """Return the number of primary shards of each index that a name stands for, 1 where it is not reported."""
+        """Return the number of primary shards of each index behind a name, 1 where it is not reported."""
         name = "index.number_of_shards"
         answer = self._ask("GET", index, "_settings", name, flat_settings=True, ignore_unavailable=True)
         return [int(each["settings"].get(name, 1)) for each in answer.body.values()]

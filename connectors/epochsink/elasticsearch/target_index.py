@@ -143,7 +143,7 @@ def _stands_for(name: str, index: str, described: Mapping[str, Any]) -> bool:
 
 
 def _refuse_unfit_letters(described: Mapping[str, Any], name: str | None) -> None:
-    """Raise `UnfitIndex` if the name of the dead-letter index stands for more than one index, or will."""
+    """Raise `UnfitIndex` if there is more than one index behind the name of the dead-letter index, or will be."""
     mine = {index: each for index, each in described.items() if name and _stands_for(name, index, each)}
     unfit = _unfit(name, mine) if name and mine else None
     if any("data_stream" in each for each in mine.values()):

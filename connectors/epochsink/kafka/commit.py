@@ -140,18 +140,20 @@ class TransactionCommits:
     ) -> None:
         """Write ends of committed parts that their coordinator has left out; see `Witness.left_open`."""
         places = ", ".join("{}-{}".format(*at) for at in sorted(opened))
-        why = f"{places} had no leader when the ends of its transactions were written, and brokers from Kafka 4.2 on "
-        why += "leave such partitions out (KAFKA-20734)"
-        mine = {part.transaction.producer_id: part for part in parts}
-        places_of = [(at, mine[each.producer_id], each) for at, states in opened.items() for each in states]
-        for at, part, each in places_of:
-            if each.producer_epoch != part.transaction.producer_epoch:
+        why = (
+            f"{places} had no leader when the ends of its transactions were written, and brokers from Kafka 4.2 on "
+            "leave such partitions out (KAFKA-20734)"
+        )
+        epochs = dict(part.transaction.producer for part in parts)
+        for at, states in opened.items():
+            if any(each.producer_epoch != epochs[each.producer_id] for each in states):
                 raise self._lost(
                     epoch,
                     "in {}-{}, the end of a transaction was left out, and another attempt at its task has written "
                     "there since: these rows are aborted together with its own".format(*at),
                 )
-        waiting = list({part.transaction: part for _, part, _ in places_of}.values())
+        left_out = {each.producer_id for states in opened.values() for each in states}
+        waiting = [part for part in parts if part.transaction.producer_id in left_out]
         now = self._describe(waiting, deadline)
         verdicts = [self._judge(epoch, part, now[part.transaction], deadline) for part in waiting]
         if verdicts != [COMMITTED] * len(waiting) or self._cluster.clock.monotonic() >= deadline:

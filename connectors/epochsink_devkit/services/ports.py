@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 15_000
 _ATTEMPTS = 200
-# of the operating system's own: whoever seeds `random`, as tests do, would be given the same ports again
+# of the operating system's own: a process that seeds `random`, as tests do, would get the same ports again
 _CHOOSE = random.SystemRandom()
 _given: set[int] = set()
 

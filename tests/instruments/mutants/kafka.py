@@ -414,7 +414,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/commit.py",
-        "            if each.producer_epoch != part.transaction.producer_epoch:\n",
+        "            if any(each.producer_epoch != epochs[each.producer_id] for each in states):\n",
         "            if False:\n",
         f"{OUTSIDE} -k leaves_out",
         "a lost attempt's rows beside a committed epoch's",
