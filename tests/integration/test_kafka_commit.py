@@ -151,8 +151,13 @@ def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_
         whole = [parts[index] for index in sorted(kept)]
         await_visible(committer, at, whole)
         ids = [part["transactional_id"] for part in whole]
-        states = committer.participant._transactions.describe(ids, committer.participant._cluster.deadline()).values()
-        assert {found.state for found in states} == {TransactionState.COMPLETE_COMMIT}
+        transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
+
+        def states() -> set[TransactionState]:
+            return {found.state for found in transactions.describe(ids, deadline).values()}
+
+        # readers may have all rows a little before the coordinator has written that it is done
+        wait_for(lambda: states() == {TransactionState.COMPLETE_COMMIT}, "all transactions have ended")
         assert committer.newest() == 5
     assert read_all(kafka.bootstrap_servers, topic, 8) == [str(partition) for partition in sorted(kept)]
 

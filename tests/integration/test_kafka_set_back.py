@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,7 @@ from epochsink.identity import marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.cluster import _TRANSACTION
 from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.server import raise_for
 from epochsink.sink import COMMITTED, LastDone, identity_key
 from epochsink_devkit.services import LocalKafka
 
@@ -119,7 +121,9 @@ def add_again(committer: Any, part: Any) -> None:
     known = KafkaCommittable.from_json(part)
     cluster: Any = committer.participant._cluster
     for place in known.places:
-        cluster.add_partitions(known.transaction, place.topic, [place.partition])
+        add = partial(cluster.add_partitions, known.transaction, place.topic, [place.partition])
+        # refused until the end of the commit is written to all partitions
+        cluster.until(cluster.deadline(), add)
 
 
 def open_again(committer: Any, who: Any, part: Any) -> None:
@@ -132,8 +136,13 @@ def open_again(committer: Any, who: Any, part: Any) -> None:
         max_version=3,
     )
     cluster: Any = committer.participant._cluster
-    [answer] = cluster.ask_coordinators(_TRANSACTION, [part["transactional_id"]], lambda _: late)
-    assert answer.error_code == 0
+
+    def attempt() -> None:
+        [answer] = cluster.ask_coordinators(_TRANSACTION, [part["transactional_id"]], lambda _: late)
+        # refused until the end of the commit is written to all partitions
+        raise_for(answer.error_code, "adding the marker's group once more")
+
+    cluster.until(cluster.deadline(), attempt)
 
 
 def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(

@@ -159,7 +159,8 @@ class Kafka:
         """Yield frame by frame."""
         stream = Stream(server)
         while (head := stream.exactly(4)) and (body := stream.exactly(struct.unpack(">i", head)[0])):
-            request = next((one for one in waiting if one.data[8:12] == body[:4]), None)
+            # of a copy: the requests' thread appends meanwhile
+            request = next((one for one in waiting.copy() if one.data[8:12] == body[:4]), None)
             if request is not None:
                 waiting.remove(request)
             yield head + body, request, True

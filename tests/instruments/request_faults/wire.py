@@ -251,7 +251,7 @@ class Wire:
                     if strike.fate is not Fate.TWICE and (refusal is None or refusal.ends):
                         break
         # whoever waits for the reply of a request that was held: the server has ended its connection
-        for request in waiting:
+        for request in waiting.copy():
             if request.strike is not None:
                 request.strike.delivered.set()
         self._end(client, server)
