@@ -290,6 +290,15 @@ FINDINGS: Final = (
         ("ROLLED BACK K",),
     ),
     Finding(
+        "request faults",
+        "f098c899852a",
+        CHECKER,
+        "A transaction was committed while the plan kept the rows that it was about to delete. It kept them once more, "
+        "as it has to, and read the first ones as duplicates.",
+        ("request 9 of «FindCoordinator»",),
+        ("tests/unit/test_request_fault_targets.py::test_rows_that_are_kept_twice_are_read_once",),
+    ),
+    Finding(
         "request fault pairs",
         "51d58263e1e4",
         CHECKER,

@@ -245,8 +245,10 @@ class _KafkaReader(KafkaReader):
         self._kept = ()
 
     def _records(self, fixed: Callable[[], None] = nothing) -> Iterator[tuple[int, int, bytes]]:
-        yield from self._kept
-        yield from super()._records(fixed)
+        kept = self._kept
+        yield from kept
+        # what is kept may still be in the topic: it is deleted later, or kept once more before that
+        yield from (record for record in super()._records(fixed) if record not in kept)
 
 
 class KafkaSide:
