@@ -34,7 +34,7 @@ CRASHES: Final = (
 )
 """An epoch takes ten requests, six for the log and then four for the state; those of the recovery count too."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_every_point_that_elasticsearch_has_is_among_these() -> None:

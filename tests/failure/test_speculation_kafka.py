@@ -37,7 +37,7 @@ ALLOCATION = {
     "spark.executor.cores": "1",
 }
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_a_task_that_hangs_and_executors_that_are_decommissioned_lose_and_double_nothing(

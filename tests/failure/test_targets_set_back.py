@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Make = Callable[[], ThreeTargets]
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Servers]:

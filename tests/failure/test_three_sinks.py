@@ -34,7 +34,7 @@ CRASHES: Final = (
     "coordinator.done.before",
 )
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def sinks(servers: str, topic: str, dsn: str, url: str, index: str) -> dict[str, dict[str, Any]]:

@@ -351,7 +351,7 @@ def test_a_pipeline_killed_with_its_checkpoint_on_hdfs_is_exactly_once(on_hdfs: 
         start_new_session=True,
     )
     try:
-        wait_until(lambda: len(on_hdfs.sink.values()) >= 20, "two epochs are visible")
+        wait_until(lambda: len(on_hdfs.sink.values()) >= 20, "two epochs are visible", 180)
     finally:
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -137,7 +138,8 @@ def test_a_topic_gets_a_trial_transaction(kafka: KafkaService, fresh_topic: Fres
     found = examined(Kafka(bootstrap_servers=servers, topic=topic, create=NewTopic(partitions=1), timeout=30))
     assert alarms(found) == []
     assert "aborted" in found["trial transaction"].found
-    assert found["clock"].found.startswith("that of the coordinator is 0.")
+    # off by as long as it takes to begin a transaction
+    assert re.match(r"that of the coordinator is [0-4]\.", found["clock"].found)
     assert "transaction.max.timeout.ms = 900 s" in found["settings"].found
 
 

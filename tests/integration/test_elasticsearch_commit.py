@@ -567,11 +567,13 @@ def test_a_reply_that_comes_too_late_is_no_lost_document(rig: Rig) -> None:
             return answer
         return None
 
+    # the vote asks once, and has to get its answers in time
+    prepared = rig.prepare(0, [rendered(numbered(0, 20))])
     with (
         Proxy(rig.sink.hosts[0], behave) as proxy,
         closing(behind(rig, proxy, options={"request_timeout": 0.5})) as slow,
     ):
-        slow.apply(0, [rendered(numbered(0, 20))])
+        assert slow.commit(prepared).outcome is Outcome.COMMITTED
         proxy.wake.set()
     assert rig.stored() == dict(numbered(0, 20))
 

@@ -117,11 +117,12 @@ def test_a_server_that_restarts_while_an_epoch_is_made_searchable_is_waited_for(
     """Just started, it answers a refresh with 404 before it knows its indices."""
     server = private_elasticsearch(**RECOVERS_LATE)
     hidden = {"number_of_shards": 2, "number_of_replicas": 0, "refresh_interval": "-1"}
-    sink = SmallRequests(**{**options, "hosts": server.url, "create": hidden})
+    patient = {**options, "timeout": 240.0}
+    sink = SmallRequests(**{**patient, "hosts": server.url, "create": hidden})
     refused: list[Answer] = []
 
     def behave(seen: Seen) -> Answer | Lost | None:
-        if "_refresh" not in seen.path or refused:
+        if "_refresh" not in seen.path or started:
             return None
         server.kill()
         started.append(thread.submit(server.start))
@@ -133,7 +134,7 @@ def test_a_server_that_restarts_while_an_epoch_is_made_searchable_is_waited_for(
     started: list[Future[ElasticsearchService]] = []
     with closing(Rig.joining(sink)) as rig, ThreadPoolExecutor(1) as thread:
         prepared = rig.prepare(0, [rendered(NEW)])
-        with Proxy(server.url, behave) as proxy, closing(behind(rig, options, proxy, refresh=True)) as restarting:
+        with Proxy(server.url, behave) as proxy, closing(behind(rig, patient, proxy, refresh=True)) as restarting:
             assert restarting.commit(prepared).outcome is Outcome.COMMITTED
         started[0].result()
         with closing(connect(sink)) as client:

@@ -13,6 +13,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING
 
 import psycopg
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from epochsink_devkit.services import KafkaService, LocalRegistry, PostgresService
+
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 WATCH_TWO_EPOCHS = """
@@ -56,7 +59,7 @@ def run(*typed: str | Path, **environment: str) -> None:
         env=with_spark(environment),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
@@ -135,7 +138,7 @@ def test_the_commands_of_the_tutorial(postgres: PostgresService, tmp_path: Path)
         env=with_spark({"DSN": postgres.dsn, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}),
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=800,
         check=False,
     )
     shown = re.findall(r"^\[\('/home', \d\)\]$", done.stdout, re.MULTILINE)
@@ -165,7 +168,7 @@ def test_a_pipelines_own_tests_pass() -> None:
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]

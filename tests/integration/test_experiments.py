@@ -27,6 +27,7 @@ EXPERIMENTS = [
 ]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*SHARE.of(EXPERIMENTS)])
 def test_an_experiment_is_exact(
     name: str,
@@ -41,7 +42,7 @@ def test_an_experiment_is_exact(
         env={**os.environ, **servers},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

@@ -32,6 +32,7 @@ from kafka_kit import (
     rows,
     take_over,
     task,
+    wait_for,
 )
 from typer.testing import CliRunner
 
@@ -413,7 +414,10 @@ def a_newer_driver_holds_the_rows(rig: Rig) -> EpochsinkError:
     with closing(Driver(config_of(query), newer(query))) as driver:
         driver.prepare(0, ids(1))
     error = query.voted(0, ids(1))
+    key = identity_key(query.kit.coordinator.identity("table"))
     query.kit.close()  # "if both are gone"
+    sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s"
+    wait_for(lambda: rig.truth.execute(sessions, f"epochsink:{key}:%") == [], "the driver's sessions have ended")
     return error
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def config_for(kafka: KafkaService, topic: str | None, **settings: Any) -> Kafka:
-    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=5, **settings)
+    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=30, **settings)
 
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

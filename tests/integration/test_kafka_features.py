@@ -32,7 +32,7 @@ def broker(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
 @pytest.fixture
 def config(broker: KafkaService, fresh_topic: FreshName) -> Kafka:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    return Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=5)
+    return Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=30)
 
 
 @pytest.mark.parametrize("level", [2, 1, 0])

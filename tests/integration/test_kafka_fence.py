@@ -116,7 +116,7 @@ def test_a_marker_deleted_before_the_first_epoch_is_done_doubles_nothing(
     with committing(topic_sink, who) as committer:
         assert commit(committer, at, part) == COMMITTED
     delete_markers(kafka.bootstrap_servers, who)
-    with committing(replace(topic_sink, timeout=2), replace(who, generation=2)) as successor:
+    with committing(topic_sink, replace(who, generation=2)) as successor:
         successor.fence()
         successor.verify_applied(None, LastDone(0, at.attempt, (part,)))
         assert successor.commit(at, part, NO_ROWS).outcome is not Outcome.ABORTED

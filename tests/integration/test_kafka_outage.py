@@ -65,7 +65,8 @@ def breakable(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]
 def forgetful() -> Iterator[LocalKafka]:
     """Start a broker whose files can be reached, and which deletes at once what it may."""
     settings: dict[str, str | int | bool] = {
-        "log.retention.check.interval.ms": 200,
+        # a reader has to get a new row before it is deleted with the older ones
+        "log.retention.check.interval.ms": 2_000,
         "log.cleaner.backoff.ms": 200,
         "log.initial.task.delay.ms": 200,
     }

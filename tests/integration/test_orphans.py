@@ -14,7 +14,7 @@ from checkpoint_kit import CheckpointKit
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
-from kafka_kit import committing, epoch, identity, prepare, rows, sink_on_new_topic, task
+from kafka_kit import committing, epoch, identity, prepare, rows, sink_on_new_topic, task, wait_for
 from typer.testing import CliRunner
 
 from epochsink.cli.abandon import Abandonment
@@ -79,7 +79,10 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
     refused = orphans("--dsn", postgres.dsn, "--end", gid, "--yes")
     assert "belongs to a query whose driver is connected now" in said(refused)
 
+    key = identity_key(kit.coordinator.identity('ta"ble'))
     kit.close()
+    sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s"
+    wait_for(lambda: pg_truth.execute(sessions, f"epochsink:{key}:%") == [], "the driver's sessions have ended")
     shutil.rmtree(tmp_path / "payments")
     asked = orphans("--dsn", postgres.dsn, "--end", gid)
     assert (asked.exit_code, "if its checkpoint has recorded it, its rows are lost" in said(asked)) == (1, True)

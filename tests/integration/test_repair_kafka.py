@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from checkpoint_kit import CheckpointKit
 from confluent_kafka import Producer
-from kafka_kit import Reader, create_topic, delete_markers, epoch, read_all, rows
+from kafka_kit import Reader, create_topic, delete_markers, epoch, read_all, rows, wait_for
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
@@ -252,8 +252,11 @@ def test_a_compacted_topic_gets_its_epochs_again(set_back: Broker) -> None:
     answer = query.repair()
     assert answer.exit_code == 0, answer.output
     with Reader(query.servers, query.topic) as reader:
-        newest = {message.key(): message.value().decode() for message in reader.until(4)}
-    assert sorted(newest.values()) == values(4)
+
+        def newest() -> list[str]:
+            return sorted({message.key(): message.value().decode() for message in reader.poll(0.1)}.values())
+
+        wait_for(lambda: newest() == values(4), "the newest row of each key")
     query.go_on(5)
 
 
