@@ -123,7 +123,7 @@ class Svg:
         return y + 20
 
     def document(self, height: float, label: str = "") -> str:
-        """Return the drawing; ``label`` says in words what it shows, for who cannot see it."""
+        """Return the drawing; ``label`` says in words what it shows, for readers who cannot see it."""
         read = f'role="img" aria-label="{escape(label, quote=True)}" ' if label else ""
         return (
             f'<svg {read}xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {height:g}">'

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from epochsink_devkit.history import HistoryLog
     from epochsink_devkit.services import ElasticsearchService, KafkaService
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)

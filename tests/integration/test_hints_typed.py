@@ -416,8 +416,7 @@ def a_newer_driver_holds_the_rows(rig: Rig) -> EpochsinkError:
     error = query.voted(0, ids(1))
     key = identity_key(query.kit.coordinator.identity("table"))
     query.kit.close()  # "if both are gone"
-    sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s"
-    wait_for(lambda: rig.truth.execute(sessions, f"epochsink:{key}:%") == [], "the driver's sessions have ended")
+    wait_for(lambda: rig.truth.sessions(key) == 0, "the driver's sessions have ended")
     return error
 
 

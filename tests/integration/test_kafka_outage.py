@@ -63,7 +63,7 @@ def breakable(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]
 
 @pytest.fixture(scope="module")
 def forgetful() -> Iterator[LocalKafka]:
-    """Start a broker whose files can be reached, and which deletes at once what it may."""
+    """Start a broker whose files can be reached, and which deletes soon what it may."""
     settings: dict[str, str | int | bool] = {
         # a reader has to get a new row before it is deleted with the older ones
         "log.retention.check.interval.ms": 2_000,

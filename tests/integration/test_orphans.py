@@ -81,8 +81,7 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
 
     key = identity_key(kit.coordinator.identity('ta"ble'))
     kit.close()
-    sessions = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s"
-    wait_for(lambda: pg_truth.execute(sessions, f"epochsink:{key}:%") == [], "the driver's sessions have ended")
+    wait_for(lambda: pg_truth.sessions(key) == 0, "the driver's sessions have ended")
     shutil.rmtree(tmp_path / "payments")
     asked = orphans("--dsn", postgres.dsn, "--end", gid)
     assert (asked.exit_code, "if its checkpoint has recorded it, its rows are lost" in said(asked)) == (1, True)

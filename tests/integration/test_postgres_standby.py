@@ -98,7 +98,7 @@ def soon(primary: Primary) -> Iterator[None]:  # noqa: ARG001 - the server's sta
     """Expect the test to end in time: before, it waited for ever."""
     began = time.monotonic()
     yield
-    assert time.monotonic() - began < 120 * TIMEOUT
+    assert time.monotonic() - began < 60 * TIMEOUT
 
 
 @pytest.mark.usefixtures("soon")
@@ -112,7 +112,7 @@ def test_a_prepare_gives_a_standby_up_that_is_away(
         assert driver.committer.check(orders(1).schema) == []
         driver.committer.join()
         driver.committer.verify_applied(None, None)
-        with pytest.raises(PrepareFailed, match=r"has waited for a synchronous standby for \d+ s") as caught:
+        with pytest.raises(PrepareFailed, match=r"has waited for a synchronous standby for [1-9]\d* s") as caught:
             driver.prepare(0, orders(1))
         assert "synchronous_standby_names = 'away'" in caught.value.message
         assert "take it out of synchronous_standby_names" in caught.value.hint

@@ -257,6 +257,7 @@ def test_a_compacted_topic_gets_its_epochs_again(set_back: Broker) -> None:
             return sorted({message.key(): message.value().decode() for message in reader.poll(0.1)}.values())
 
         wait_for(lambda: newest() == values(4), "the newest row of each key")
+        assert newest() == values(4), "nothing follows"
     query.go_on(5)
 
 

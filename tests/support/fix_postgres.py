@@ -131,6 +131,11 @@ class Truth:
     def count(self, table: str) -> int:
         return int(self.execute(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - likewise
 
+    def sessions(self, key: str) -> int:
+        """Count the sessions that bear an `identity_key`; the server ends one a moment after its client."""
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
+        return int(self.execute(asked, f"epochsink:{key}:%")[0][0])
+
     def prepared(self) -> list[str]:
         """Return the gids of all our prepared transactions: tests run one at a time."""
         return [gid for (gid,) in self.execute("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE 'epochsink:%'")]

@@ -155,9 +155,9 @@ def raising_after(once: ExactlyOnce, epoch: int) -> Callable[[DataFrame, int], N
     return batch
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = DEADLINE) -> None:
-    """Wait for a condition, so many seconds at the most."""
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition, `DEADLINE` seconds at the most."""
+    deadline = time.monotonic() + DEADLINE
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(what)
