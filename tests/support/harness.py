@@ -318,11 +318,11 @@ class Harness:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
 
-def make_topic(servers: str, topic: str, settings: dict[str, str] | None = None) -> None:
+def make_topic(servers: str, topic: str, settings: dict[str, str] | None = None, *, copies: int = 1) -> None:
     """Create the source topic, or another one."""
     # the answer comes only while the client lives
     admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1, config=settings or {})])[topic].result(timeout=30)
+    admin.create_topics([NewTopic(topic, PARTITIONS, copies, config=settings or {})])[topic].result(timeout=30)
 
 
 def _parse(line: str) -> dict[str, Any]:

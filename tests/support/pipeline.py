@@ -44,7 +44,8 @@ class Spec:
     ``plain`` is a JDBC URL and a table.
     ``peer`` is for `scoreboard.process`: the system's name, and where it writes to.
     ``attempts`` is how often Spark tries a task, ``tasks`` how many an epoch has (0: one for each source partition).
-    ``settings`` are Spark's, over those of `start_spark`. ``remote``: by Spark Connect, on a server of its own.
+    ``options`` are those of `ExactlyOnce`. ``settings`` are Spark's, over those of `start_spark`. ``remote``: by Spark
+    Connect, on a server of its own.
     """
 
     run: str
@@ -54,6 +55,7 @@ class Spec:
     bootstrap_servers: str
     topic: str
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     plain: tuple[str, str] | None = None
     peer: dict[str, str] = field(default_factory=dict)
     rows_per_epoch: int = 60
@@ -129,6 +131,11 @@ def sinks(spec: Spec) -> Iterator[tuple[str, Sink]]:
         yield name, sink
 
 
+def exactly_once(spec: Spec) -> WitnessedExactlyOnce:
+    """Return what the pipeline starts."""
+    return WitnessedExactlyOnce(Witness(spec), checkpoint=spec.checkpoint, sinks=dict(sinks(spec)), **spec.options)
+
+
 def import_less() -> None:
     """Keep PySpark from importing pandas to see its version, and its test tools for one flag: 2 s of each start."""
     functions.__dict__["require_minimum_pandas_version"] = lambda: None
@@ -172,12 +179,12 @@ def stream(spec: Spec, spark: SparkSession) -> DataFrame:
 
 def run(spec: Spec) -> None:
     """Process all input that there is."""
-    frame, witness = stream(spec, start_spark(spec)), Witness(spec)
+    frame = stream(spec, start_spark(spec))
     writer = frame.writeStream.trigger(availableNow=True)
     if spec.plain is None:
-        exactly_once = WitnessedExactlyOnce(witness, checkpoint=spec.checkpoint, sinks=dict(sinks(spec)))
-        exactly_once.start(writer).awaitTermination()
+        exactly_once(spec).start(writer).awaitTermination()
         return
+    witness = Witness(spec)
 
     def append(batch: DataFrame, _epoch: int) -> None:
         url, table = spec.plain or ("", "")

@@ -220,6 +220,14 @@ def test_what_is_left_in_the_spool_is_found_wherever_the_checkpoint_lies(tmp_pat
     assert Cluster.spooled(cluster) == ["query/3-attempt"]
 
 
+def test_what_is_retained_is_not_left_over(tmp_path: Path) -> None:
+    attempt = "0" * 32
+    for name in (f"3-{attempt}", f"4-{attempt}", f"retained/100-200-3-{attempt}-50"):
+        (tmp_path / "checkpoint/epochsink/spool/query" / name).mkdir(parents=True)
+    cluster = cast("Cluster", SimpleNamespace(store=None, folder=tmp_path))
+    assert Cluster.spooled(cluster) == [f"query/4-{attempt}"]
+
+
 # ---- drivers
 
 

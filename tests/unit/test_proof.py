@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from harness import WORKLOAD
+from part_targets import Findings, PartTargets
 
 from proof import page
 from proof.findings import FINDINGS, finding_of
-from proof.options import Findings, Targets
 from proof.record import RECORDS, ROOT, Record, kept
 from proof.run import ROUNDS
 from request_faults import guards_page
@@ -145,7 +145,7 @@ def test_a_short_round_of_the_simulation_leaves_a_record_and_the_page(tmp_path: 
     assert folder.with_suffix(".md").exists()
 
 
-class Held(Targets):
+class Held(PartTargets):
     """Targets that hold exactly the source, without servers."""
 
     def __init__(self, ends: dict[int, int]) -> None:

@@ -14,8 +14,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
+from part_targets import PartTargets
 from tables import make_table
 
+from epochsink.protocol.retained import Term
 from epochsink.protocol.storage import LocalStorage
 from epochsink_devkit.history import CheckedTarget
 from epochsink_devkit.history.readers.elasticsearch import ElasticsearchReader
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 SINKS: Final = ("kafka", "postgres", "elasticsearch")
 SOURCE: Final = "source"
 SPOOL: Final = "epochsink/spool"
+RETAINED: Final = "retained"
 OUT: Final = "out"
 TRANSACTIONS: Final = "__transaction_state"
 PARTITIONS: Final = 2
@@ -52,8 +55,8 @@ class Cluster:
     """All hosts and what runs on them. As a context manager it ends everything that it has started.
 
     ``store`` says where the checkpoint lies: on `hdfs` or `s3`, which have a host then, or on the machine's own files.
-    With ``skew`` the wall clock of each host is wrong, from the start, by something that is drawn from it. ``atomic``
-    is that of PostgreSQL's sink.
+    With ``part`` there are also sinks that set rows aside, and one that adds them up. With ``skew`` the wall clock of
+    each host is wrong, from the start, by something that is drawn from it. ``atomic`` is that of PostgreSQL's sink.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Cluster:
         store: str = "",
         skew: Random | None = None,
         atomic: bool = True,
+        part: bool = False,
     ) -> None:
         self.folder = folder
         self.sinks = sinks
@@ -78,6 +82,7 @@ class Cluster:
         self._processes: dict[str, SupervisedProcess] = {}
         self._skew = skew
         self._atomic = atomic
+        self._part = part
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -158,6 +163,18 @@ class Cluster:
             client = Elasticsearch(self.urls, request_timeout=60)
             until(lambda: client.cluster.health()["number_of_nodes"] == len(self.nodes), 60, "the second node")
             client.close()
+        self.part.make()
+
+    @property
+    def part(self) -> PartTargets:
+        """The targets that cannot take all rows, and the one that adds them up; none without ``part``."""
+        kinds = self.sinks if self._part else ()
+        return PartTargets(
+            self.bootstrap_servers if "kafka" in kinds else "",
+            self.dsn if "postgres" in kinds else "",
+            self.urls if "elasticsearch" in kinds else [],
+            copies=2,
+        )
 
     @property
     def checkpoint(self) -> str:
@@ -171,12 +188,21 @@ class Cluster:
         return self.store.files("checkpoint")
 
     def spooled(self) -> list[str]:
-        """Return what the spool holds, each attempt as its query's id and its name."""
+        """Return what the spool holds besides retained epochs, each attempt as its query's id and its name."""
         files = self.store.files("checkpoint") if self.store else LocalStorage(self.folder / "checkpoint")
-        queries = files.names(SPOOL)
-        return [f"{query}/{attempt}" for query in queries for attempt in files.names(f"{SPOOL}/{query}")]
+        held: list[str] = []
+        for query in files.names(SPOOL):
+            terms = map(Term.parse, files.names(f"{SPOOL}/{query}/{RETAINED}"))
+            kept = {RETAINED, *(f"{term.epoch.number}-{term.epoch.attempt}" for term in terms if term)}
+            held += [f"{query}/{attempt}" for attempt in files.names(f"{SPOOL}/{query}") if attempt not in kept]
+        return held
 
     # ---- who leads
+
+    @property
+    def can_be_set_back(self) -> bool:
+        """Whether there is a standby that nobody waits for, and an operator's command can reach the checkpoint."""
+        return bool(self.servers) and self.store is None
 
     def roles(self) -> tuple[Server, Server, Server]:
         """Return PostgreSQL's primary, its synchronous standby, the other one. RuntimeError if none takes writes."""
@@ -238,7 +264,7 @@ class Cluster:
             keys = {"key": "key", "order_by": "kver", "delete_when": "op = 'D'"}
             options["log"] = {"kind": "Elasticsearch", "hosts": self.urls, "index": "log", "create": _INDEX}
             options["state"] = {**options["log"], "index": "state", **keys}
-        return options
+        return options | self.part.sinks()
 
     def readers(self) -> Iterator[tuple[CheckedTarget, TargetReader]]:
         """Yield each target with its reader."""

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline import Spec, Witness, WitnessedExactlyOnce, sinks, start_spark, stream
+from pipeline import Spec, exactly_once, start_spark, stream
 
 LOOK_SECONDS = 1
 
@@ -20,8 +20,7 @@ def main() -> None:
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     stop = Path(sys.argv[2])
     frame = stream(spec, start_spark(spec))
-    exactly_once = WitnessedExactlyOnce(Witness(spec), checkpoint=spec.checkpoint, sinks=dict(sinks(spec)))
-    query = exactly_once.start(frame.writeStream.trigger(processingTime="300 milliseconds"))
+    query = exactly_once(spec).start(frame.writeStream.trigger(processingTime="300 milliseconds"))
     while not query.awaitTermination(LOOK_SECONDS):
         if stop.exists():
             # the input ends with the file's making: an idle trigger after it has seen all

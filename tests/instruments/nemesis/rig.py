@@ -7,12 +7,17 @@ import os
 import random
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import psycopg
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from elasticsearch import ApiError, TransportError
+from part_targets import Findings
 
 from epochsink_devkit.history import HistoryLog, Report, Workload, check
+from epochsink_devkit.history.readers import TargetUnreachable
 from epochsink_devkit.history.sampling import Sampler
 from model.recorded import RecordedCheckpoint
 from nemesis.cluster import PARTITIONS, SOURCE, Cluster
@@ -30,6 +35,7 @@ DRAIN_SECONDS: Final = 120.0
 REST_SECONDS: Final = 120.0
 ROWS_PER_SECOND: Final = 12
 FIRST_EPOCH_SECONDS: Final = 300.0
+_UNREACHABLE: Final = (psycopg.Error, TargetUnreachable, KafkaException, ApiError, TransportError)
 
 
 class Timeline:
@@ -108,11 +114,13 @@ class Rig:
         skew = random.Random(seed) if canaries else None
         # the soak takes turns
         atomic = not canaries or seed % 2 == 0
-        self.cluster = Cluster(folder, sinks, store=store, subnet=subnet, skew=skew, atomic=atomic)
+        self.cluster = Cluster(folder, sinks, store=store, subnet=subnet, skew=skew, atomic=atomic, part=canaries)
         self._seed = seed
         self._workload = Workload(keys=23)
         self._canaries = canaries
         self._samplers: list[Sampler] = []
+        self.aside = Findings(Counter())
+        """What was wrong in the targets that cannot take all rows, and in the one that adds them up."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -181,6 +189,20 @@ class Rig:
             raise TimeoutError(f"a further epoch did not come within {took:.0f} s, at a load of up to {busiest:.1f}")
         return took
 
+    def look_aside(self) -> None:
+        """Compare the targets that cannot take all rows with what is decided. To be called when all is healed."""
+        with suppress(*_UNREACHABLE):
+            self.aside.early(self.cluster.part, self.watch)
+
+    def _compare_aside(self) -> None:
+        deadline = time.monotonic() + REST_SECONDS
+        while True:
+            try:
+                return self.aside.final(self.cluster.part, self.watch.decided())
+            except _UNREACHABLE:
+                if time.monotonic() > deadline:
+                    raise
+
     def finish(self) -> Report:
         """Let the pipeline take all input and end, read everything once more, and judge."""
         self.history.write("healed")
@@ -200,6 +222,8 @@ class Rig:
             self.timeline.tell("not drained")
         for sampler in self._samplers:
             sampler.finish(REST_SECONDS)
+        if self._canaries:
+            self._compare_aside()
         for left in self.cluster.spooled():
             self.history.write("leftover", target="spool", kind="orphan", what=left)
         self.history.write_input(RUN, self._workload.source(self.feeder.ends()))

@@ -3,9 +3,9 @@
     python -m nemesis.run --hours 1 [--sinks kafka,postgres] [--seed N] [--folder F] [--keep RECORDS]
 
 Every few seconds faults strike, mostly two at once, and are healed; some drivers are canaries, which kill themselves
-with an epoch prepared. From time to time all is healed, and the next epoch has to come within 30 s. A long run is made
-of legs of an hour at most, each with a cluster, a history and a verdict of its own, so that nothing grows without
-bound. Status 0 only without an anomaly.
+with an epoch prepared. In the middle PostgreSQL is set back, and repaired from the retained epochs. From time to time
+all is healed, and the next epoch has to come within 30 s. A long run is made of legs of an hour at most, each with a
+cluster, a history and a verdict of its own, so that nothing grows without bound. Status 0 only without an anomaly.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
 from nemesis.recovery import Recovery
 from nemesis.rig import PROGRESS_SECONDS, Rig
+from nemesis.set_back import repair, set_back
 from nemesis.store import STORES
 from proof.page import BROKE_OFF
 from proof.record import Record
@@ -60,6 +61,8 @@ class Leg:
     faults: Counter[str] = field(default_factory=Counter)
     not_made: int = 0
     canaries: int = 0
+    repaired: int = 0
+    letters: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     recoveries: list[Recovery] = field(default_factory=list)
     waits: list[Recovery] = field(default_factory=list)
@@ -85,9 +88,11 @@ class Leg:
             "faults by kind": dict(sorted(self.faults.items())),
             "faults not made": self.not_made,
             "canaries": self.canaries,
+            "epochs applied again by a repair": self.repaired,
             "drivers": self.counts["drivers"],
             "epochs": self.counts["epochs"],
             "rows": self.counts["source rows"],
+            "dead letters": self.letters,
             "reads": self.counts["reads"],
             "rows read": self.counts["rows read"],
             "ledger entries": self.counts["ledger entries"],
@@ -107,6 +112,8 @@ class Leg:
         self.counts += other.counts
         self.not_made += other.not_made
         self.canaries += other.canaries
+        self.repaired += other.repaired
+        self.letters += other.letters
         self.recoveries += other.recoveries
         self.stuck += other.stuck
         self.anomalies += other.anomalies
@@ -125,12 +132,18 @@ class Nemesis:
     def play(self, seconds: float) -> None:
         """Let faults strike for so long."""
         end = time.monotonic() + seconds
+        middle = end - seconds / 2
         while time.monotonic() < end:
             calm = time.monotonic() + CALM_EVERY_SECONDS
             while time.monotonic() < min(calm, end):
                 self._strike()
                 self._show(f"{self._leg.faults.total()} faults, {self._rig.watch.epochs} epochs")
             self._wait_for_progress()
+            if self._rig.cluster.can_be_set_back and not self._leg.repaired and time.monotonic() > middle:
+                self._show("PostgreSQL is set back, and repaired")
+                set_back(self._rig)
+                self._leg.repaired = repair(self._rig)
+            self._rig.look_aside()
 
     def _strike(self) -> None:
         faults = [self._draw() for _ in range(2 if self._chance.random() < TWO_AT_ONCE else 1)]
@@ -208,6 +221,8 @@ def play(leg: Leg, chosen: argparse.Namespace, seconds: float, show: Callable[[s
             Nemesis(rig, random.Random(seed), leg, show).play(seconds)
             show("all is healed; the last rows")
             report = rig.finish()
+            leg.anomalies += rig.aside.shown
+            leg.letters = rig.aside.letters
             leg.canaries = rig.supervisor.canaries
             leg.counts.update(report.counts)
             leg.counts["ledger entries"] += len(rig.watch.recorded.entries)

@@ -29,6 +29,7 @@ from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
 from nemesis.rig import Rig
 from nemesis.services import until
+from nemesis.set_back import WENT_BACK, set_back
 from nemesis.store import STORES
 
 if TYPE_CHECKING:
@@ -162,22 +163,11 @@ def promotion_between_prepare_and_commit(scene: Scene) -> None:
 
 def promotion_of_a_standby_that_lags(scene: Scene) -> None:
     """Promote the standby that nobody waits for, which lacks epochs that are done: the query has to stop."""
-    primary, standby, behind = scene.cluster.roles()
-    link = f"{behind.host.name} -x- {primary.host.name}"
-    scene.fault("link cut", link, lambda: behind.host.cut(f"{behind.host.network.subnet}.0/24"))
-    for _ in range(3):
-        scene.rig.progress()
-    scene.rig.blindfold.cover({"postgres"})
-    for server in (primary, standby):
-        scene.fault("killed", server.host.name, server.host.kill)
-    scene.healed("link cut", link, behind.host.connect)
-    behind.promote()
-    scene.rig.timeline.tell("promoted", where=behind.host.name)
+    set_back(scene.rig)
     supervisor = scene.rig.supervisor
-    scene.rig.wait(lambda: "WentBack" in supervisor.last_words, ARMED_SECONDS, "an error that says what went back")
     epochs = scene.rig.watch.epochs
     # started again it says the same, and decides nothing
-    scene.rig.wait(lambda: supervisor.deaths_of("WentBack") > 1, ARMED_SECONDS, "the same error again")
+    scene.rig.wait(lambda: supervisor.deaths_of(WENT_BACK) > 1, ARMED_SECONDS, "the same error again")
     assert scene.rig.watch.epochs <= epochs + 1, "epochs went on although rows are lost"
     raise Stopped(supervisor.last_words)
 

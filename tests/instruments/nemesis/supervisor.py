@@ -30,7 +30,9 @@ CANARIES: Final = ("coordinator.record.before", "coordinator.vote.between", "tas
 CANARY_SHARE: Final = 0.35
 LOOK_SECONDS: Final = 0.1
 RUN: Final = "r1"
-ROWS_PER_EPOCH: Final = 60
+ROWS_PER_EPOCH: Final = 240
+RETAIN: Final = "45m"
+"""Longer than two hosts' clocks may differ: a driver drops what is older by its own."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Supervisor(threading.Thread):
         self._count = 0
         self._drained = False
         self.quiet = False
+        self._held = False
         self.arm: dict[str, str] = {}
         self.last_words = ""
         self.canary_died = 0.0
@@ -100,7 +103,7 @@ class Supervisor(threading.Thread):
         for zombie in [one for one in self.zombies if one.process.exit_code is not None]:
             self._bury(zombie)
             self.zombies.remove(zombie)
-        if self.driver is None and not self._drained:
+        if self.driver is None and not self._drained and not self._held:
             self.driver = self._start()
 
     def _start(self) -> Driver:
@@ -117,6 +120,7 @@ class Supervisor(threading.Thread):
             bootstrap_servers=self._cluster.bootstrap_servers,
             topic="source",
             sinks=self._cluster.sink_options(),
+            options={"retain": RETAIN},
             rows_per_epoch=ROWS_PER_EPOCH,
             attempts=4,
             jvm_options=JVM_OPTIONS,
@@ -129,7 +133,7 @@ class Supervisor(threading.Thread):
         command = [
             sys.executable,
             str(script),
-            str(spec.write(self._folder / f"spec-{number}.json")),
+            str(spec.write(self._spec(number))),
             str(self._stop_file),
         ]
         path = os.pathsep.join(one for one in sys.path if one)
@@ -229,6 +233,27 @@ class Supervisor(threading.Thread):
             if self.driver is None:
                 raise RuntimeError("no driver to kill")
             self.driver.host.kill()
+
+    def hold(self) -> None:
+        """End all drivers, and start none until `go_on`."""
+        with self._lock:
+            self._held = True
+            for one in [self.driver, *self.zombies]:
+                if one is not None:
+                    one.host.kill()
+
+    def go_on(self) -> None:
+        """Start drivers again."""
+        with self._lock:
+            self._held = False
+
+    @property
+    def newest_spec(self) -> Path:
+        """What the newest driver was given."""
+        return self._spec(self._count)
+
+    def _spec(self, number: int) -> Path:
+        return self._folder / f"spec-{number}.json"
 
     def set_clock(self, seconds: float, *, start_again: bool = False) -> None:
         """Set the clock of the drivers' hosts; Spark waits for its next trigger by the wall clock.

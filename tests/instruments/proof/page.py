@@ -60,6 +60,12 @@ KINDS: Final = {
         "kills",
     ),
     "options": Kind("random kills, Spark and many options of the sinks", "kills", "make prove ONLY=options", "kills"),
+    "options on Connect": Kind(
+        "random kills on [Spark Connect](../how-to/spark-connect.md), many options of the sinks",
+        "kills",
+        "make prove ONLY=options ARGS=--connect",
+        "kills",
+    ),
     "soak": Kind("[soak](nemesis.md), a cluster of hosts, all three sinks", "faults", "make prove ONLY=soak", "faults"),
     "mutants": Kind("mutants of the source, and the tests", "mutants", "make prove ONLY=mutants", "tried", "killed"),
 }
@@ -276,11 +282,19 @@ def _soak(record: Mapping[str, Any]) -> str:
     return (
         f"- Seed {record['seed']}, {record['began'][:10]}: {figures['faults']} faults in "
         f"{record['seconds'] / 60:.0f} minutes, {figures['canaries']} canaries, {figures['drivers']} drivers, "
-        f"{figures['epochs']} epochs, {figures['healings']} healings. The slowest took "
+        f"{figures['epochs']} epochs, {figures['healings']} healings.{_aside(figures)} The slowest took "
         f"{figures['longest progress after healing, s']} s until the next epoch, at a load of {figures['load then']}; "
         f"{late} took more than 30 s, and {stuck} more had no epoch within the limit. "
         f"The load was {loads[0]} to {loads[1]} on {record['machine']}."
     )
+
+
+def _aside(figures: Mapping[str, Any]) -> str:
+    """Return what newer soaks have besides."""
+    if "dead letters" not in figures:
+        return ""
+    again = figures["epochs applied again by a repair"]
+    return f" {figures['dead letters']:,} dead letters; PostgreSQL was set back, and {again} epochs applied again."
 
 
 def _short(number: int) -> str:
