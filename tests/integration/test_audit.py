@@ -14,8 +14,7 @@ from checkpoint_kit import CheckpointKit
 from confluent_kafka import Producer
 from elasticsearch_rig import keyless, rendered
 from kafka import TopicPartition
-from kafka.admin import ConfigResource
-from kafka_kit import admin, create_topic, recreate_topic
+from kafka_kit import admin, change_settings, create_topic, recreate_topic
 from kafka_kit import rows as messages
 from typer.testing import CliRunner
 
@@ -198,7 +197,7 @@ def test_the_records_of_each_transaction_are_counted(topic: tuple[Audited, str],
         client.delete_records({TopicPartition(name, at): -1 for at in (0, 1)})
         assert made.results(0) == [(0, "not compared", None), (1, "not compared", None)]
         assert "retention has deleted" in made.run().output
-        client.alter_configs([ConfigResource("topic", name, configs={"cleanup.policy": "compact"})])
+    change_settings(kafka.bootstrap_servers, name, {"cleanup.policy": "compact"})
     assert made.results(0) == [(0, "not compared", None), (1, "not compared", None)]
     assert "cleanup.policy" in made.run().output
 

@@ -19,8 +19,8 @@ import folder_pipeline
 import numpy as np
 import pyarrow as pa
 import pytest
-from kafka_kit import wait_for
 from streams import Stream, raising_after
+from waiting import wait_until
 
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.errors import ConfigurationError, SpoolDamaged
@@ -352,7 +352,7 @@ def test_a_pipeline_killed_with_its_checkpoint_on_hdfs_is_exactly_once(on_hdfs: 
         start_new_session=True,
     )
     try:
-        wait_for(lambda: len(on_hdfs.sink.values()) >= 20, "two epochs are visible", 180)
+        wait_until(lambda: len(on_hdfs.sink.values()) >= 20, "two epochs are visible", 180)
     finally:
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()

@@ -32,9 +32,9 @@ from kafka_kit import (
     rows,
     take_over,
     task,
-    wait_for,
 )
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from epochsink import Elasticsearch, Kafka, Postgres
 from epochsink.cli.app import app
@@ -416,7 +416,7 @@ def a_newer_driver_holds_the_rows(rig: Rig) -> EpochsinkError:
     error = query.voted(0, ids(1))
     key = identity_key(query.kit.coordinator.identity("table"))
     query.kit.close()  # "if both are gone"
-    wait_for(lambda: rig.truth.sessions(key) == 0, "the driver's sessions have ended")
+    wait_until(lambda: rig.truth.sessions(key) == 0, "the driver's sessions have ended")
     return error
 
 

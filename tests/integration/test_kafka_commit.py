@@ -31,9 +31,9 @@ from kafka_kit import (
     task,
     transaction,
     vote,
-    wait_for,
 )
 from query_by_hand import Query
+from waiting import wait_until
 
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.kafka import Kafka
@@ -157,7 +157,7 @@ def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_
             return {found.state for found in transactions.describe(ids, deadline).values()}
 
         # readers may have all rows a little before the coordinator has written that it is done
-        wait_for(lambda: states() == {TransactionState.COMPLETE_COMMIT}, "all transactions have ended")
+        wait_until(lambda: states() == {TransactionState.COMPLETE_COMMIT}, "all transactions have ended")
         assert committer.newest() == 5
     assert read_all(kafka.bootstrap_servers, topic, 8) == [str(partition) for partition in sorted(kept)]
 
@@ -245,7 +245,7 @@ def test_neither_dropping_nor_collecting_a_writer_ends_its_transaction_or_keeps_
     unprepared.write(rows("never prepared"))
     del writer, unprepared
     gc.collect()
-    wait_for(lambda: native_threads() <= threads, "the producers' threads end")
+    wait_until(lambda: native_threads() <= threads, "the producers' threads end")
     with committing(config, who) as committer:
         parts = vote(committer, at, *parts)
 

@@ -28,8 +28,8 @@ from kafka_kit import (
     take_over,
     task,
     vote,
-    wait_for,
 )
+from waiting import wait_until
 
 from epochsink.kafka import Kafka
 from epochsink.kafka.topic_log import TopicLog
@@ -118,7 +118,7 @@ def coordinators_move_to(node: int, cluster: Cluster) -> None:
         numbers = [partition["partition_index"] for partition in partitions()]
         order = [node, 3 - node]
         client.alter_partition_reassignments({TopicPartition(COORDINATORS, number): order for number in numbers})
-        wait_for(moved, f"broker {node} leads")
+        wait_until(moved, f"broker {node} leads")
     finally:
         client.close()
 
@@ -157,7 +157,7 @@ def test_what_a_broker_coordinates_that_has_joined_since_is_listed(cluster: Clus
     coordinators_move_to(2, cluster)
     with committing(config, who) as committer:
         opened = sorted(part["transactional_id"] for part in parts)
-        wait_for(lambda: committer.leftovers() == opened, "broker 2 has loaded them")
+        wait_until(lambda: committer.leftovers() == opened, "broker 2 has loaded them")
         known = committer.participant._cluster.admin()._manager.cluster
         del known._brokers[2]
         assert committer.leftovers() == opened

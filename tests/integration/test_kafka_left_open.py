@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 from kafka import TopicPartition
-from kafka_kit import NO_ROWS, admin, commit, committing, epoch, identity, prepare, read_all, rows, task, vote, wait_for
+from kafka_kit import NO_ROWS, admin, commit, committing, epoch, identity, prepare, read_all, rows, task, vote
+from waiting import wait_until
 
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
@@ -72,7 +73,7 @@ def move_offsets(cluster: Cluster, node: int) -> None:
 
         moves = {TopicPartition(OFFSETS, number): [node] for number in leaders()}
         client.alter_partition_reassignments(moves)
-        wait_for(lambda: set(leaders().values()) == {node}, f"broker {node} leads {OFFSETS}")
+        wait_until(lambda: set(leaders().values()) == {node}, f"broker {node} leads {OFFSETS}")
 
 
 @pytest.mark.parametrize("left_out", ["rows", "marker"])
@@ -99,7 +100,7 @@ def test_what_a_coordinator_leaves_out_is_written_by_the_next_start(
             answer, _ = transactions.end(transaction, cluster_.deadline(), commit=True)
             assert answer is EndTxnResult.DECIDED
             if LEAVES_OUT:
-                wait_for(lambda: state() is TransactionState.COMPLETE_COMMIT, "the coordinator is done")
+                wait_until(lambda: state() is TransactionState.COMPLETE_COMMIT, "the coordinator is done")
             else:
                 assert state() is TransactionState.PREPARE_COMMIT
         finally:

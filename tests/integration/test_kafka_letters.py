@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from fix_kafka import NEWEST_LEVEL
-from kafka.admin import ConfigResource
 from kafka.structs import TopicPartition
 from kafka_kit import (
     NO_ROWS,
     ListRows,
     Reader,
     admin,
+    change_settings,
     commit_with_letters,
     committing,
     create_topic,
@@ -171,10 +171,7 @@ def test_a_replay_from_the_spool_chooses_the_same_letters_whatever_the_options_a
         of = told(committer, who, at)
         [part] = committer.vote(at, [prepare(config, of, batch)], NO_ROWS)
     take_over(servers, part)
-    with admin(servers) as client:
-        client.alter_configs(
-            [ConfigResource("TOPIC", topic, {"cleanup.policy": "compact", "max.message.bytes": "9000"})]
-        )
+    change_settings(servers, topic, {"cleanup.policy": "compact", "max.message.bytes": "9000"})
     later = Kafka(bootstrap_servers=servers, topic=topic, timeout=20)
     spooled = ListRows({of.uuid: [batch]})
     with committing(later, dataclasses.replace(who, generation=2)) as committer:

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from fix_kafka import NEWEST_LEVEL, at_every_transaction_version
-from kafka.admin import ConfigResource
 from kafka.structs import TopicPartition
 from kafka_kit import (
     NO_ROWS,
     Reader,
     admin,
+    change_settings,
     commit,
     committing,
     create_topic,
@@ -28,7 +28,6 @@ from kafka_kit import (
     sorted_values,
     take_over,
     unspooled,
-    wait_for,
 )
 
 from epochsink.errors import LogIncomplete, PrepareFailed
@@ -206,16 +205,6 @@ def test_a_topic_that_was_created_anew_while_it_was_written_to_fails_the_vote(
             committer.vote(at, [part], NO_ROWS)
 
 
-def change_setting(servers: str, topic: str, name: str, wanted: str) -> None:
-    asked = [ConfigResource("topic", topic, configs=[name])]
-    with admin(servers) as client:
-        client.alter_configs([ConfigResource("topic", topic, configs={name: wanted})])
-        wait_for(
-            lambda: client.describe_configs(asked, config_filter="all")["topic"][topic][name]["value"] == wanted,
-            "the broker has the setting",
-        )
-
-
 @newest_transaction_version
 @pytest.mark.parametrize(
     "change",
@@ -240,12 +229,12 @@ def test_settings_that_change_under_a_query_are_seen_in_the_same_attempt_and_in_
     with committing(config, who) as committer:
         assert committer.begin(first, SCHEMA).keeping is Keeping.IN_TARGET
         part = prepare(config, unspooled(who, first), rows("a"))
-        change_setting(servers, topic, name, value)
+        change_settings(servers, topic, {name: value})
         with pytest.raises(PrepareFailed, match=rf"may no longer keep the rows(.|\n)*{re.escape(name)} = {value}"):
             committer.vote(first, [part], NO_ROWS)
         assert committer.begin(second, SCHEMA).keeping is Keeping.IN_SPOOL
         before = {"cleanup.policy": "delete", "unclean.leader.election.enable": "false"}.get(name, "-1")
-        change_setting(servers, topic, name, before)
+        change_settings(servers, topic, {name: before})
         assert committer.begin(second, SCHEMA).keeping is Keeping.IN_TARGET
 
 
@@ -257,7 +246,7 @@ def test_fewer_replicas_that_have_to_acknowledge_are_said_as_soon_as_the_setting
     with committing(sink(kafka, topic), identity()) as committer:
         said = []
         for needed in ("2", "1", "1", "2"):
-            change_setting(kafka.bootstrap_servers, topic, "min.insync.replicas", needed)
+            change_settings(kafka.bootstrap_servers, topic, {"min.insync.replicas": needed})
             caplog.clear()
             committer.begin(epoch(0), SCHEMA)
             said.append("min.insync.replicas was lowered from 2 to 1 while the query runs" in caplog.text)

@@ -27,9 +27,9 @@ from kafka_kit import (
     task,
     transaction,
     vote,
-    wait_for,
 )
 from kafka_proxy import Api, Fate, KafkaProxy
+from waiting import wait_until
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import producer
@@ -102,7 +102,7 @@ def test_rows_that_a_living_task_writes_after_the_end_of_its_transaction_are_ref
         committer.fence()
         end(committer, sink)
         # until the partition has the end: what comes before that is aborted with the rest
-        wait_for(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
+        wait_until(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
         living.write(rows("late"))
         with pytest.raises(NativeError, match="INVALID_PRODUCER_EPOCH"):
             living._producer.flush()  # type: ignore[attr-defined] # likewise
@@ -143,13 +143,13 @@ def test_a_task_that_fails_leaves_the_end_to_the_sweep_if_a_broker_may_still_rea
     caught.wait()
     if fate is Fate.HOLD:
         events = failing._producer._events
-        wait_for(lambda: events.serve(10) or events.trouble is not None, "the client has lost its connection")
+        wait_until(lambda: events.serve(10) or events.trouble is not None, "the client has lost its connection")
     failing.abort()
     with committing(sink, who) as committer:
         committer.fence()
         assert state_of(committer, of) is TransactionState.ONGOING
         assert len(committer.abort_orphans([])) == 1
-        wait_for(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
+        wait_until(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
         caught.deliver()
         [part] = vote(committer, at, prepare(sink, of, rows("again")))
         assert commit(committer, at, part) == COMMITTED
@@ -179,7 +179,7 @@ def test_a_task_that_fails_aborts_what_the_brokers_have_answered(sink: Kafka) ->
     failing._producer.flush()  # type: ignore[attr-defined] # of this sink
     failing.abort()
     with committing(sink, who) as committer:
-        wait_for(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
+        wait_until(lambda: state_of(committer, of) is TransactionState.COMPLETE_ABORT, "it is ended")
 
 
 def test_rows_that_are_copied_late_are_refused_once_their_transaction_was_given_up(
@@ -204,9 +204,9 @@ def test_rows_that_are_copied_late_are_refused_once_their_transaction_was_given_
         monkeypatch.setattr(TopicLog, "append", append)
         [(log, arguments)] = late
         # the end is written to the partition soon after the answer
-        wait_for(lambda: not committer.leftovers(), "it is ended")
+        wait_until(lambda: not committer.leftovers(), "it is ended")
         with pytest.raises(Refused) as refused:
-            wait_for(lambda: append(log, *arguments) is not None, "it is refused")
+            wait_until(lambda: append(log, *arguments) is not None, "it is refused")
         assert refused.value.code in FENCED
         part = committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
         assert commit(committer, at, part) == COMMITTED
@@ -226,7 +226,7 @@ def test_readers_that_wait_for_a_transaction_that_no_coordinator_knows_are_told_
         transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
         before = Transaction(living.transactional_id, *living._producer.identity())
         transactions.end(before, deadline, commit=False)
-        wait_for(lambda: state_of(committer, lost) is TransactionState.COMPLETE_ABORT, "it is ended")
+        wait_until(lambda: state_of(committer, lost) is TransactionState.COMPLETE_ABORT, "it is ended")
         living.write(rows("late"))
         living._producer.flush()
         for number in range(2):

@@ -33,8 +33,8 @@ from kafka_kit import (
     task,
     unspooled,
     vote,
-    wait_for,
 )
+from waiting import wait_until
 
 from epochsink.errors import LogIncomplete, OutcomeUnknown, PrepareFailed
 from epochsink.kafka import Kafka
@@ -103,7 +103,7 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
         assert spooled or committer.begin(at, batches[0].schema).keeping is Keeping.IN_TARGET
         of = dataclasses.replace(task(who, at, name=name), keeping=Keeping.IN_SPOOL if spooled else Keeping.IN_TARGET)
         [part] = committer.vote(at, [prepare(config, of, *batches)], spool)
-        wait_for(
+        wait_until(
             lambda: not committer.participant._transactions.open_ids("", committer.participant._cluster.deadline()),
             "it times out",
         )
@@ -168,7 +168,7 @@ def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_r
         with pytest.raises(OSError, match="did not answer within 2 s"):
             committer.abort_orphans([part])
         broker.resume()
-        wait_for(lambda: committer.commit(at, part, NO_ROWS) == COMMITTED, "the broker answers again")
+        wait_until(lambda: committer.commit(at, part, NO_ROWS) == COMMITTED, "the broker answers again")
     finally:
         committer.close()
     assert read_all(broker.bootstrap_servers, topic, 1) == ["a"]
@@ -194,7 +194,7 @@ def test_an_epoch_that_takes_longer_than_its_transactions_is_prepared_again_in_t
     slow.write(b)
     with admin(broker.bootstrap_servers) as client:
         slow._producer.flush()
-        wait_for(lambda: not opened(client), "both time out")
+        wait_until(lambda: not opened(client), "both time out")
         slow.write(c)
         slow.write(d)
         with committing(config, who) as committer:
@@ -216,7 +216,7 @@ def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
         assert committer.begin(at, rows("a").schema).keeping is Keeping.IN_TARGET
         early = prepare(config, unspooled(who, at), rows("a", "b"))
         with admin(broker.bootstrap_servers) as client:
-            wait_for(lambda: not opened(client), "it times out")
+            wait_until(lambda: not opened(client), "it times out")
         broker.kill()
         broker.start()
         [voted] = committer.vote(at, [early], NO_ROWS)
@@ -236,7 +236,7 @@ def test_a_task_that_outlasts_its_transaction_where_the_topic_keeps_rows_goes_on
         def outlast(writer: KafkaWriter) -> Committable:
             writer.write(rows("a"))
             writer._producer.flush()
-            wait_for(lambda: not opened(client), "it times out")
+            wait_until(lambda: not opened(client), "it times out")
             writer.write(rows("b"))
             return writer.prepare()
 
@@ -280,7 +280,7 @@ def have_deleted(broker: LocalKafka, topic: str, **settings: str) -> None:
 
     with admin(broker.bootstrap_servers) as client:
         client.alter_configs([ConfigResource("topic", topic, configs=named)])
-        wait_for(deleted, "the broker deletes")
+        wait_until(deleted, "the broker deletes")
         client.alter_configs([ConfigResource("topic", topic, configs=before)])
 
 
@@ -324,7 +324,7 @@ def test_without_a_spool_an_epoch_that_takes_longer_than_its_transactions_is_tol
     writer.write(rows("b"))
     writer._producer.flush()
     with admin(broker.bootstrap_servers) as client:
-        wait_for(lambda: not opened(client), "both time out")
+        wait_until(lambda: not opened(client), "both time out")
     with pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
         writer.prepare()
     writer.abort()
@@ -450,7 +450,7 @@ def test_a_broker_that_was_away_when_the_list_of_brokers_was_made_is_found_when_
             with monkeypatch.context() as failing:
                 failing.setattr(manager.cluster, "refresh_metadata", fail)
                 manager.cluster.request_update()
-                wait_for(lambda: manager.cluster._refresh_loop_future.is_done, "the end of its loop")
+                wait_until(lambda: manager.cluster._refresh_loop_future.is_done, "the end of its loop")
         known = manager.cluster._brokers
         # as another one of the cluster's, which is there to be asked
         number, other = next(iter(known.items()))

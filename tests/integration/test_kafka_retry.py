@@ -17,12 +17,11 @@ import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
 from fix_kafka import NEWEST_LEVEL
-from kafka.admin import ConfigResource
 from kafka_kit import (
     NO_ROWS,
     Reader,
     abort,
-    admin,
+    change_settings,
     commit_with_letters,
     committing,
     create_topic,
@@ -33,9 +32,9 @@ from kafka_kit import (
     rows,
     setting_aside,
     told,
-    wait_for,
 )
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from epochsink import arrow_buffers
 from epochsink.cli.app import app
@@ -87,8 +86,7 @@ class Rig:
             return commit_with_letters(committer, at, committer.vote(at, [part], NO_ROWS))
 
     def correct(self) -> None:
-        with admin(self.kafka.bootstrap_servers) as client:
-            client.alter_configs([ConfigResource("TOPIC", self.topic, {"max.message.bytes": "9000"})])
+        change_settings(self.kafka.bootstrap_servers, self.topic, {"max.message.bytes": "9000"})
 
     @contextmanager
     def letters(self, **settings: Any) -> Iterator[KafkaLetters]:
@@ -122,7 +120,7 @@ class Rig:
             assert process.returncode == -signal.SIGKILL, said
         else:
             stopped = psutil.STATUS_STOPPED
-            wait_for(lambda: psutil.Process(process.pid).status() == stopped, f"a process at {point}")
+            wait_until(lambda: psutil.Process(process.pid).status() == stopped, f"a process at {point}")
         return process
 
 

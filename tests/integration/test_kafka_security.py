@@ -17,7 +17,8 @@ import pytest
 from fix_kafka import KEY_PASSWORD
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, KafkaAdminClient, ResourcePattern
 from kafka.admin import ResourceType as Kind
-from kafka_kit import Reader, abort, commit, epoch, identity, prepare, rows, task, vote, wait_for
+from kafka_kit import Reader, abort, commit, epoch, identity, prepare, rows, task, vote
+from waiting import wait_until
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, NewTopic, preflight
@@ -194,7 +195,7 @@ def test_an_end_that_a_coordinator_has_left_out_is_written_with_the_documented_r
     right = [ACL(f"User:{user}", "*", operation, ACLPermissionType.ALLOW, resource)]
     with_admin(guarded, certificates, lambda client: client.create_acls(right))
     try:
-        wait_for(is_written, "the right is known")
+        wait_until(is_written, "the right is known")
     finally:
         with_admin(guarded, certificates, lambda client: client.delete_acls(right))
     assert commits._witness.left_open(parts, deadline) == {}

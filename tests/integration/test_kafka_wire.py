@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 from fix_kafka import lower
-from kafka.admin import ConfigResource
 from kafka.protocol.producer import ProduceRequest
 from kafka_kit import (
     NO_ROWS,
     ListRows,
     Reader,
     abort,
-    admin,
+    change_settings,
     commit,
     commit_with_letters,
     committing,
@@ -243,8 +242,7 @@ class Aside:
         return Kafka(bootstrap_servers=servers, topic=self.wire.topic, on_rejected="dead_letter", timeout=30)
 
     def _limit(self, size: str) -> None:
-        with admin(self.wire.servers) as client:
-            client.alter_configs([ConfigResource("TOPIC", self.wire.topic, {"max.message.bytes": size})])
+        change_settings(self.wire.servers, self.wire.topic, {"max.message.bytes": size})
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from checkpoint_kit import CheckpointKit
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
-from kafka_kit import committing, epoch, identity, prepare, rows, sink_on_new_topic, task, wait_for
+from kafka_kit import committing, epoch, identity, prepare, rows, sink_on_new_topic, task
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.app import app
@@ -81,7 +82,7 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
 
     key = identity_key(kit.coordinator.identity('ta"ble'))
     kit.close()
-    wait_for(lambda: pg_truth.sessions(key) == 0, "the driver's sessions have ended")
+    wait_until(lambda: pg_truth.sessions(key) == 0, "the driver's sessions have ended")
     shutil.rmtree(tmp_path / "payments")
     asked = orphans("--dsn", postgres.dsn, "--end", gid)
     assert (asked.exit_code, "if its checkpoint has recorded it, its rows are lost" in said(asked)) == (1, True)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from fix_postgres import Driver, Truth, as_user, ranked
 from psycopg.pq import ConnStatus, TransactionStatus
-from streams import wait_until
+from waiting import wait_until
 
 from epochsink.postgres import Postgres, server
 from epochsink.postgres.preflight import MOST_COLUMNS

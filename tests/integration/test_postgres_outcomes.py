@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from family_tables import FamilyTables
 from fix_postgres import Driver, ListedRows, Truth, as_user, gids, ranked, tables
-from streams import wait_until
+from waiting import wait_until
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName

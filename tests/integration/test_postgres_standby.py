@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from fix_postgres import Driver, Truth
-from streams import wait_until
+from waiting import wait_until
 
 from epochsink import Postgres
 from epochsink.errors import OutcomeUnknown, PrepareFailed

@@ -17,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch, helpers
 from http_proxy import Lost, Proxy, Seen
 from indices import RECOVERS_LATE
+from waiting import wait_until
 
 from epochsink_devkit.history import CheckedTarget, History, HistoryLog, Workload
 from epochsink_devkit.history.readers import TargetUnreachable
@@ -27,7 +28,6 @@ from epochsink_devkit.history.rows import SCHEMA, stamp
 from epochsink_devkit.history.sampling import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     import pyarrow as pa
@@ -48,14 +48,6 @@ def by_place(rows: pa.Table) -> list[dict[str, Any]]:
     """Return rows in the order of the source."""
     found: list[dict[str, Any]] = rows.select(SCHEMA.names).sort_by("src_off").to_pylist()
     return found
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture

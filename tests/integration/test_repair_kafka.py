@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from checkpoint_kit import CheckpointKit
 from confluent_kafka import Producer
-from kafka_kit import Reader, create_topic, delete_markers, epoch, read_all, rows, wait_for
+from kafka_kit import Reader, create_topic, delete_markers, epoch, read_all, rows
 from typer.testing import CliRunner
+from waiting import wait_until
 
 from epochsink.cli.app import app
 from epochsink.errors import WentBack
@@ -256,7 +257,7 @@ def test_a_compacted_topic_gets_its_epochs_again(set_back: Broker) -> None:
         def newest() -> list[str]:
             return sorted({message.key(): message.value().decode() for message in reader.poll(0.1)}.values())
 
-        wait_for(lambda: newest() == values(4), "the newest row of each key")
+        wait_until(lambda: newest() == values(4), "the newest row of each key")
         assert newest() == values(4), "nothing follows"
     query.go_on(5)
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
 from kafka_kit import Reader
+from waiting import wait_until
 
 from epochsink.errors import ServiceError
 from epochsink_devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, free_port, spark_packages, versions
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 
     from epochsink_devkit.services import ElasticsearchService, KafkaService, PostgresService
     from epochsink_devkit.services.local import LocalService
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def all_processes(service: Any) -> list[psutil.Process]:

@@ -11,7 +11,8 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
-from streams import DEADLINE, wait_until
+from streams import DEADLINE
+from waiting import wait_until
 
 from epochsink.errors import UnsupportedQuery
 from epochsink.sink.row_json import not_json

@@ -10,7 +10,7 @@ import pytest
 from folder_sink import FolderSink
 from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
-from streams import wait_until
+from waiting import wait_until
 
 from epochsink.errors import CheckFailed, ConfigurationError, RowsRejected, WentBack
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import folder_pipeline
 import pytest
-from kafka_kit import wait_for
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,7 @@ def test_a_program_that_ends_at_once_leaves_nothing_undone_that_the_next_start_d
 def test_the_older_of_two_processes_is_fenced(stream: Stream, drivers: list[Driver]) -> None:
     put_three(stream)
     drivers.append(Driver(stream, "never"))
-    wait_for(lambda: len(stream.done()) > 2, "three epochs are done", 180)
+    wait_until(lambda: len(stream.done()) > 2, "three epochs are done", 180)
     newer = stream.exactly_once()
     newer.recover(stream.spark)
     stream.put(range(30, 40))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from folder_sink import FolderSink
 from pyspark.errors import StreamingQueryException
-from streams import Stream, raising_after, wait_until
+from streams import Stream, raising_after
+from waiting import wait_until
 
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.checkpoint_folder import open_place

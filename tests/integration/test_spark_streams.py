@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from folder_sink import FolderSink
-from streams import wait_until
+from waiting import wait_until
 
 from epochsink.errors import ConfigurationError
 from epochsink.spark.classic.engine import ClassicEngine

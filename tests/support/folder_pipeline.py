@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from fix_spark import spark_settings, start_session
-from streams import Stream, wait_until
+from streams import Stream
+from waiting import wait_until
 
 
 def main(folder: Path, end: str, master: str = "local[2]") -> None:

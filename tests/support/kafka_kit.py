@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
-from kafka.admin import AbortTransactionSpec, KafkaAdminClient
+from kafka.admin import AbortTransactionSpec, ConfigResource, KafkaAdminClient
 from kafka.structs import TopicPartition as KafkaPartition
+from waiting import wait_until
 
 from epochsink.errors import SpoolMissing
 from epochsink.identity import marker_group
@@ -24,7 +25,7 @@ from epochsink.sink import Ballot, Epoch, Identity, Keeping, Outcome, Task, iden
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.kafka.committable import Transaction
     from epochsink.sink import Committable, LastDone, Rows, Verdict
@@ -201,6 +202,19 @@ def admin(servers: str) -> Iterator[KafkaAdminClient]:
         client.close()
 
 
+def change_settings(servers: str, topic: str, wanted: Mapping[str, str]) -> None:
+    """Give a topic settings; returns when the broker has them, which is a moment after the controller's answer."""
+    asked = [ConfigResource("topic", topic, configs=list(wanted))]
+
+    def settings() -> dict[str, str]:
+        found = client.describe_configs(asked, config_filter="all")["topic"][topic]
+        return {name: found[name]["value"] for name in wanted}
+
+    with admin(servers) as client:
+        client.alter_configs([ConfigResource("topic", topic, configs=dict(wanted))])
+        wait_until(lambda: settings() == wanted, "the broker has the settings")
+
+
 def delete_markers(servers: str, identity: Identity, parities: Sequence[int] = (0,)) -> None:
     """Delete the groups with the markers of the first Spark partition; a coordinator may refuse at first."""
     left = [marker_group(identity_key(identity), 0, parity) for parity in parities]
@@ -210,7 +224,7 @@ def delete_markers(servers: str, identity: Identity, parities: Sequence[int] = (
             left[:] = [group for group, answer in client.delete_groups(left).items() if answer != "OK"]
             return not left
 
-        wait_for(deleted, "the markers are deleted")
+        wait_until(deleted, "the markers are deleted")
 
 
 def create_topic(servers: str, topic: str, partitions: int = 2, replicas: int = 1, **config: str) -> str:
@@ -256,7 +270,7 @@ def recreate_topic(servers: str, topic: str, partitions: int = 2) -> None:
     """Delete a topic and create another one of the same name."""
     with admin(servers) as client:
         client.delete_topics([topic])
-        wait_for(lambda: client.describe_topics([topic])[0]["error_code"] == 3, f"{topic} is gone")
+        wait_until(lambda: client.describe_topics([topic])[0]["error_code"] == 3, f"{topic} is gone")
     create_topic(servers, topic, partitions)
 
 
@@ -298,7 +312,7 @@ class Reader:
 
     def until(self, count: int) -> list[Any]:
         """Read until there are so many messages, and no more of them follow at once."""
-        wait_for(lambda: len(self.poll(0.1)) >= count, f"{count} messages in {self._topic}")
+        wait_until(lambda: len(self.poll(0.1)) >= count, f"{count} messages in {self._topic}")
         return self.poll(0.2)
 
     def values(self) -> list[str | None]:
@@ -314,10 +328,3 @@ def read_all(servers: str, topic: str, count: int) -> list[str | None]:
     """Return the values in a topic that a read_committed reader sees, in order, once there are ``count``."""
     with Reader(servers, topic) as reader:
         return sorted_values(reader.until(count))
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from fix_spark import spark_settings, start_session
 from folder_sink import FolderSink
-from streams import Stream, wait_until
+from streams import Stream
+from waiting import wait_until
 
 from epochsink.errors import EpochsinkError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from folder_sink import FolderSink
 from pyspark.sql import is_remote
+from waiting import wait_until
 
 from epochsink import ExactlyOnce
 
@@ -153,15 +153,6 @@ def raising_after(once: ExactlyOnce, epoch: int) -> Callable[[DataFrame, int], N
             raise Boom(f"after epoch {epoch}")
 
     return batch
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition, `DEADLINE` seconds at the most."""
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(what)
-        time.sleep(0.01)
 
 
 def _set_time(path: Path, number: int) -> None:

@@ -6,17 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from epochsink.errors import ServiceError
 from epochsink_devkit.services.process import Launch, SupervisedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 # Like PostgreSQL's backends, the second sleep leaves the process group and the session of the first shell.
@@ -25,13 +24,6 @@ FAMILY = ["sh", "-c", "setsid sleep 1000 & sleep 1000 & wait"]
 
 def launch(folder: Path, command: list[str]) -> Launch:
     return Launch(command=command, log=folder / "log", cwd=folder, env={"PATH": os.environ["PATH"]})
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
 
 
 def family_of_three(process: SupervisedProcess) -> list[psutil.Process]:

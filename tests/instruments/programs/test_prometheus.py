@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from query_state import QueryState
+from waiting import wait_until
 
 from epochsink.metrics import export
 from epochsink.protocol.progress import EpochProgress, SinkProgress
@@ -21,7 +21,7 @@ from epochsink_devkit.services.ports import free_port
 from epochsink_devkit.services.process import Launch, SupervisedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 DOCKER: Final = Path(__file__).parents[3] / "docker"
 PANELS: Final = json.loads((DOCKER / "grafana-dashboard.json").read_text())["panels"]
@@ -57,13 +57,6 @@ class Prometheus:
         }
 
 
-def until(holds: Callable[[], object], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not holds():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
-
-
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     program = shutil.which("prometheus")
@@ -90,7 +83,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     process = SupervisedProcess(Launch(command=command, log=log, cwd=tmp_path, env=os.environ))
     try:
         running = Prometheus(f"http://127.0.0.1:{port}", query)
-        until(lambda: running.ask("targets"), log.read_text)
+        wait_until(lambda: running.ask("targets"), log.read_text)
         yield running
     finally:
         process.kill()
@@ -103,10 +96,10 @@ def test_prometheus_loads_the_rules_and_shows_each_line_of_the_dashboard(prometh
     def rules() -> list[Any]:
         return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
 
-    until(lambda: {rule["health"] for rule in rules()} == {"ok"}, rules)
+    wait_until(lambda: {rule["health"] for rule in rules()} == {"ok"}, rules)
     assert len(rules()) == 7
     asked = [target["expr"].replace("$query", "orders") for panel in PANELS for target in panel["targets"]]
-    until(
+    wait_until(
         lambda: all(len(prometheus.lines(expression)) == 1 for expression in asked),
         lambda: [expression for expression in asked if not prometheus.lines(expression)],
     )
@@ -114,7 +107,7 @@ def test_prometheus_loads_the_rules_and_shows_each_line_of_the_dashboard(prometh
 
 
 def test_prometheus_raises_an_alert_for_a_failure_and_for_a_replay_in_a_first_epoch(prometheus: Prometheus) -> None:
-    until(lambda: prometheus.lines("epochsink_failed"), lambda: prometheus.ask("targets"))
+    wait_until(lambda: prometheus.lines("epochsink_failed"), lambda: prometheus.ask("targets"))
     assert prometheus.firing() == {}
     prometheus.query.state["failure"] = "RowsRejected"
     prometheus.query.state["totals"] = {"table": SinkProgress(), "topic": SinkProgress(replays=2)}
@@ -122,4 +115,4 @@ def test_prometheus_raises_an_alert_for_a_failure_and_for_a_replay_in_a_first_ep
         ("EpochsinkQueryFailed", ""): "orders has stopped with a failure; nothing is lost",
         ("EpochsinkReplays", "topic"): "orders, sink topic: the target lost prepared rows; they were written again",
     }
-    until(lambda: prometheus.firing() == expected, prometheus.firing)
+    wait_until(lambda: prometheus.firing() == expected, prometheus.firing)

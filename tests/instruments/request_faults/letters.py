@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from unittest import mock
 
-from kafka_kit import wait_for
+from waiting import wait_until
 
 import epochsink.elasticsearch.letters as of_elasticsearch
 import epochsink.postgres.letters as of_postgres
@@ -133,11 +133,11 @@ def play(scene: Scene, wire: Wire, hit: Hit | None = None, mutant: str = "") -> 
     theirs.close()
     told: list[object] = []
     try:
-        wait_for(lambda: strike.struck.is_set() or not process.is_alive(), "the fault", SECONDS)
+        wait_until(lambda: strike.struck.is_set() or not process.is_alive(), "the fault", SECONDS)
         with ThreadPoolExecutor(1) as pool:
             if hit and hit.beside and strike.struck.is_set():
                 other = pool.submit(_beside, scene, hit.beside)
-                wait_for(lambda: other.done() or scene.is_blocked(), hit.beside, SECONDS)
+                wait_until(lambda: other.done() or scene.is_blocked(), hit.beside, SECONDS)
                 strike.release.set()
                 told.append(other.result(SECONDS))
                 if hit.fate is Fate.HELD:

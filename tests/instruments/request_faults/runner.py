@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from kafka_kit import wait_for
+from waiting import wait_until
 
 from epochsink.failpoints import POINTS
 from epochsink_devkit.history.checker import check
@@ -293,7 +293,7 @@ class _Play:
         strike.pause = lambda: os.kill(pid, signal.SIGSTOP)
         strike.resume = lambda: os.kill(pid, signal.SIGCONT)
         if hit.fate is Fate.PAUSED:
-            wait_for(lambda: strike.struck.is_set() or not process.is_alive(), "the pause", LIFE_SECONDS)
+            wait_until(lambda: strike.struck.is_set() or not process.is_alive(), "the pause", LIFE_SECONDS)
             if strike.struck.is_set():
                 self._wait(*self._start(epochs))
             strike.release.set()
