@@ -92,10 +92,11 @@ class StubCluster:
         self.network = SimpleNamespace(hosts=hosts, clocks=True)
         self.spark = {name: host for name, host in hosts.items() if name.startswith(("driver", "worker"))}
         self.servers = [StubServer(hosts[name]) for name in NAMES if name.startswith("postgres")]
+        self.others: list[StubServer] = []
         self.store = None
 
     def services(self) -> list[StubServer]:
-        return self.servers
+        return [*self.servers, *self.others]
 
     def roles(self) -> list[StubServer]:
         return self.servers
@@ -183,6 +184,14 @@ def test_a_lost_primary_starts_again_as_a_standby_whatever_else_has_struck(
     assert "free postgres1" in told
     assert stubs.servers[0].host.pid
     assert stubs.servers[1].host.pid
+
+
+def test_another_server_is_there_again_before_a_standby_is_waited_for(stubs: StubCluster) -> None:
+    """The standby answers once the query has ended what it has prepared, and the query may need that server."""
+    stubs.others = [StubServer(stubs.network.hosts["kafka1"])]
+    kinds = [("killed", "postgres2"), ("failover", "postgres"), ("disk full", "kafka1")]
+    every = [drawn(stubs, kind, where) for kind, where in kinds]
+    assert sorted(every, key=lambda one: one.turn) == every[::-1]
 
 
 def test_a_worker_that_has_just_been_killed_is_started_again(

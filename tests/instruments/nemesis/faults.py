@@ -25,9 +25,10 @@ STANDBY_SECONDS: Final = 10.0
 CLOCK_STEPS: Final = (-1200, -10, 10, 1200)
 NOTICED_SECONDS: Final = 60
 """Whoever sets a clock by more than this starts what runs there again."""
-NETWORK, FAILOVER, SERVER = range(3)
-"""Which of two faults is undone first: a server that starts again has to be reached, and PostgreSQL's lost primary must
-not start again before it is the standby."""
+NETWORK, SERVER, FAILOVER, POSTGRES = range(4)
+"""Which of two faults is undone first. A server that starts again has to be reached. A standby answers only once a
+prepared transaction of many savepoints has ended, for which the query may need the other server. And PostgreSQL's lost
+primary must not start again before it is the standby."""
 
 
 @dataclass
@@ -139,7 +140,7 @@ class Faults:
 
     def _kill(self) -> Fault:
         service = self._chance.choice(list(self._cluster.services()))
-        return Fault("killed", service.host.name, service.host.kill, lambda: start_again(service), turn=SERVER)
+        return Fault("killed", service.host.name, service.host.kill, lambda: start_again(service), turn=_turn(service))
 
     def _kill_worker(self) -> Fault:
         name = self._chance.choice(("worker1", "worker2"))
@@ -159,7 +160,7 @@ class Faults:
                 host.kill()
                 start_again(service) if service else self._cluster.start_spark(name)
 
-        return Fault(f"clock {seconds:+d} s", name, lambda: host.set_clock(seconds), undo, turn=SERVER)
+        return Fault(f"clock {seconds:+d} s", name, lambda: host.set_clock(seconds), undo, turn=_turn(service))
 
     def _disk(self) -> Fault:
         service = self._chance.choice(list(self._cluster.services()))
@@ -171,7 +172,7 @@ class Faults:
             start_again(service)
 
         host = service.host
-        return Fault("disk full", host.name, host.fill_disk, undo, _blinds(host.name), turn=SERVER)
+        return Fault("disk full", host.name, host.fill_disk, undo, _blinds(host.name), turn=_turn(service))
 
     def _failover(self) -> Fault:
         """Lose PostgreSQL's primary for good, and promote the standby that has everything."""
@@ -225,6 +226,10 @@ def start_again(service: OnHost) -> None:
                 raise
         else:
             return
+
+
+def _turn(service: OnHost | None) -> int:
+    return POSTGRES if service and service.host.name.startswith("postgres") else SERVER
 
 
 def _blinds(host: str) -> set[str]:

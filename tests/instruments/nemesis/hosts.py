@@ -209,11 +209,16 @@ class Host:
         self._inside("iptables", "-w", *rule)
 
     def remove(self) -> None:
-        """End its processes, and unmount its disk."""
+        """End its processes, and unmount its disk; what its servers have logged stays."""
         with suppress(RuntimeError):
             self.kill()
         if self._mounted:
+            # Kafka calls its segments logs, too: their names are numbers
+            logs = {path: path.read_bytes() for path in self.folder.rglob("*.log") if not path.stem.isdigit()}
             run("umount", "-l", str(self.folder), check=False)
+            for path, log in logs.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(log)
 
     def rules(self) -> int:
         """Return how many packets its faults have dropped so far: a fault that drops none has not struck."""
