@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,7 @@ class StubHost:
         self.network = SimpleNamespace(subnet="10.0.0")
         self.told = told
         self.pid = 1
+        self.full = False
 
     def __repr__(self) -> str:
         return self.name
@@ -52,8 +54,12 @@ class StubHost:
     def command(self, command: list[str]) -> list[str]:
         return command
 
+    def fill_disk(self) -> None:
+        self.full = True
+
     def free_disk(self) -> None:
         self.told.append(f"free {self.name}")
+        self.full = False
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: self.told.append(f"{name} {self.name}")
@@ -69,6 +75,8 @@ class StubServer:
         self.follows = ""
 
     def start(self) -> None:
+        if self.host.full:
+            raise AssertionError(f"{self.host} starts with a full disk")
         self.host.told.append(f"start {self.host}{self.follows}")
         self.host.pid = 1
 
@@ -144,7 +152,7 @@ def test_a_server_that_ends_while_it_starts_is_started_again(stubs: StubCluster,
     host = stubs.network.hosts["postgres1"]
     host.pid = 0
     start_again(cast("OnHost", Fragile(host)))
-    assert told == ["start postgres1"]
+    assert told == ["free postgres1", "start postgres1"]
 
 
 def test_no_fault_excuses_what_readers_of_postgresql_see(stubs: StubCluster) -> None:
@@ -184,6 +192,20 @@ def test_a_lost_primary_starts_again_as_a_standby_whatever_else_has_struck(
     assert "free postgres1" in told
     assert stubs.servers[0].host.pid
     assert stubs.servers[1].host.pid
+
+
+def test_after_any_two_faults_every_server_runs(stubs: StubCluster) -> None:
+    stubs.others = [StubServer(stubs.network.hosts[name]) for name in NAMES if name.startswith(("kafka", "elastic"))]
+    source = faults(stubs)
+    for _ in range(5_000):
+        both = [source.draw(), source.draw()]
+        for fault in both:
+            # the nemesis goes on with the other one, too
+            with suppress(TimeoutError):
+                fault.make()
+        for fault in sorted(both, key=lambda one: one.turn):
+            fault.undo()
+        assert [one.host for one in stubs.services() if not one.host.pid or one.host.full] == [], both
 
 
 def test_another_server_is_there_again_before_a_standby_is_waited_for(stubs: StubCluster) -> None:

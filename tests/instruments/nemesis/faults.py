@@ -215,6 +215,8 @@ def start_again(service: OnHost) -> None:
     """Start a server whose processes have been killed, unless that has been done for another fault."""
     if service.host.pids():
         return
+    # the other fault may have filled it, and is undone later
+    service.host.free_disk()
     until(lambda: not service.running, RECOVERY_SECONDS, "the death of a service")
     deadline = time.monotonic() + RECOVERY_SECONDS
     while True:

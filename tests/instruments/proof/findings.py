@@ -463,6 +463,14 @@ FINDINGS: Final = (
         "has ended (the sink finds rejected rows under savepoints), and that waited for the broker.",
         tests=("tests/unit/test_nemesis_faults.py::test_another_server_is_there_again_before_a_standby_is_waited_for",),
     ),
+    Finding(
+        "soak",
+        "ce7be976e0cd",
+        CHECKER,
+        "The run broke off after 40 faults: a server of PostgreSQL was killed and its disk filled at the same time, "
+        "and it was to start before the disk was free.",
+        tests=("tests/unit/test_nemesis_faults.py::test_after_any_two_faults_every_server_runs",),
+    ),
 )
 """In the order of the runs."""
 
