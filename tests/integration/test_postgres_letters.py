@@ -85,6 +85,41 @@ def test_a_row_that_the_table_refuses_is_set_aside_and_the_others_are_written(
     assert len(letters(pg_truth, pg_schema)) == 1
 
 
+def test_what_is_prepared_has_no_savepoints_although_the_refused_rows_are_found_under_some(
+    pg_driver: MakeDriver, pg_schema: str, pg_truth: Truth
+) -> None:
+    """A standby that starts takes no connections while a transaction with more than 64 of them is prepared."""
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint CHECK (id % 5 <> 0), note varchar(3))")
+    driver = pg_driver(table, rows((1, "a")), **ASIDE, commit="prepared")
+    given = [(number, "long" if number % 7 == 0 else "x") for number in range(1, 201)]
+    wrong = [number for number, note in given if number % 5 == 0 or note == "long"]
+    written, parts = driver.prepare(0, rows(*given))
+    [(of_all,)] = pg_truth.execute("SELECT transaction::text FROM pg_prepared_xacts WHERE gid = ANY (%s)", gids(parts))
+    driver.commit(written, parts)
+    found = pg_truth.execute(f"SELECT xmin::text, count(*) FROM {table} GROUP BY xmin")  # noqa: S608
+    assert found == [(of_all, len(given) - len(wrong))]
+    assert sorted(row["id"] for _, _, row in letters(pg_truth, pg_schema)) == wrong
+
+
+def test_a_row_that_is_refused_only_once_the_refused_ones_are_known_is_found_all_the_same(
+    pg_driver: MakeDriver, pg_schema: str, pg_truth: Truth
+) -> None:
+    """The table's rule has changed between the search and the writing."""
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE SEQUENCE {pg_schema}.looks")
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    # a sequence counts what is rolled back, too: the search writes the row once, after the one that is refused is known
+    pg_truth.execute(
+        f"CREATE FUNCTION {pg_schema}.rule() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"IF NEW.id = 1 OR NEW.id = 3 AND nextval('{pg_schema}.looks') > 1 THEN RAISE 'no'; END IF; RETURN NEW; END $$"
+    )
+    pg_truth.execute(f"CREATE TRIGGER rule BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {pg_schema}.rule()")
+    driver = pg_driver(table, rows((1, "a")), **ASIDE, commit="prepared")
+    assert apply(driver, 0, rows((1, "a"), (2, "b"), (3, "c"))) == 2
+    assert [number for number, _ in pg_truth.rows(table)] == [2]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_of_many_rows_each_refused_one_is_found_and_no_other(
     mode: dict[str, Any], pg_driver: MakeDriver, pg_schema: str, pg_truth: Truth

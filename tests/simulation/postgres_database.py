@@ -264,7 +264,9 @@ class MemoryDatabase(Database):
     def incoming(self, table: SinkTable, rows: AcceptedRows) -> MemoryIncoming:  # type: ignore[override] # the same methods
         return MemoryIncoming(self, table, rows)
 
-    def merge(self, members: Mapping[str, Member], letters: object, *, careful: bool = False) -> dict[str, list[Any]]:
+    def merge(
+        self, members: Mapping[str, Member], letters: object, *, careful: bool = False, known: object = None
+    ) -> dict[str, list[Any]]:
         work = self.work
 
         def apply() -> Exception | None:

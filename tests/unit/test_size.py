@@ -22,7 +22,7 @@ LINES: Final = {
     "epochsink_devkit": 8000,
     "kafka": 8100,
     "opensearch": 300,
-    "postgres": 7500,
+    "postgres": 7600,
     "protocol": 5200,
     "sink": 1530,
     "spark": 4600,

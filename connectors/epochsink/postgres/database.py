@@ -5,8 +5,9 @@ Whatever decides takes a `Database`. So it also runs over a server in memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 import psycopg
@@ -311,10 +312,15 @@ class Database:
         return Incoming(self.connection, table, rows)
 
     def merge(
-        self, members: Mapping[str, Member], letters: EpochLetters, *, careful: bool = False
+        self,
+        members: Mapping[str, Member],
+        letters: EpochLetters,
+        *,
+        careful: bool = False,
+        known: Mapping[str, Sequence[RefusedRow]] = MappingProxyType({}),
     ) -> dict[str, list[RefusedRow]]:
         """Apply staged rows to their targets, in the transaction under way; see `epochsink.postgres.merge.merge`."""
-        return merge.merge(self.connection, members, letters, careful=careful)
+        return merge.merge(self.connection, members, letters, careful=careful, known=known)
 
     def require_deferred(self) -> None:
         """Check the constraints that the transaction under way has deferred."""

@@ -1,7 +1,8 @@
 """Keep rows that the target permanently refuses in a table of their own, in the transaction of their epoch.
 
 The rows are written as if none was refused. Only if the server refuses them, the transaction begins again, and the
-wrong rows are found by halves, under savepoints. So an epoch whose rows are all taken pays nothing.
+wrong rows are found by halves, under savepoints. So an epoch whose rows are all taken pays nothing. What is prepared
+has no savepoints (see `epochsink.postgres.vote`).
 
 A letter has the row as the sink's writer was given it, as Arrow, which a retry writes like any other row. The JSON
 beside it is for people.
@@ -51,11 +52,15 @@ Part = TypeVar("Part")
 
 
 class RefusedRow(NamedTuple):
-    """A refused row: its number among the rows of its epoch, and why."""
+    """A refused row: its number among the rows of its epoch, and why.
+
+    ``by_target``: the target refuses it, which was the newest of its key; others leave before that is chosen.
+    """
 
     number: int
     sqlstate: str | None
     error: str
+    by_target: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,8 @@ class EpochLetters:
                 cursor.executemany(
                     statement,
                     [
-                        (*of_all, *reason[1:], _rendered(connection, member, row), encode_row(row))
-                        for reason, row in some
+                        (*of_all, why.sqlstate, why.error, _rendered(connection, member, row), encode_row(row))
+                        for why, row in some
                     ],
                 )
                 kept += cursor.rowcount

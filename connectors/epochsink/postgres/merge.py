@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 import psycopg
@@ -27,13 +28,19 @@ WORK_MEM: Final = "128MB"
 
 
 def merge(
-    connection: Connection, members: Mapping[str, Member], letters: EpochLetters, *, careful: bool = False
+    connection: Connection,
+    members: Mapping[str, Member],
+    letters: EpochLetters,
+    *,
+    careful: bool = False,
+    known: Mapping[str, Sequence[RefusedRow]] = MappingProxyType({}),
 ) -> dict[str, list[RefusedRow]]:
     """Apply the staged rows of one or several sinks, by name, to their targets within the current transaction.
 
     Rows are written in the order of ``members``, then deleted in the reverse order. So a row that references another
     one is written after it and deleted before it. If ``careful``, rows that a target refuses go into ``letters`` if
-    their member says so; deletes that it refuses raise. Return the rows of each sink that became letters.
+    their member says so; deletes that it refuses raise. ``known`` has those that an earlier merge of the same rows has
+    found, by sink: none is looked for then. Return the rows of each sink that became letters.
 
     Raises `PrepareFailed` if staging does not hold exactly the accepted rows, or if a target has changed since they
     were staged; `RowsRejected` if a key is null, or duplicated without order_by; `psycopg.Error`.
@@ -45,7 +52,10 @@ def merge(
     elif careful:
         # The end of the transaction would be too late to find the row that breaks one.
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-    written = {sink: _write(connection, sink, member, letters, careful=careful) for sink, member in members.items()}
+    written = {
+        sink: _write(connection, sink, member, letters, careful=careful, known=known.get(sink))
+        for sink, member in members.items()
+    }
     for sink, done in reversed(written.items()):
         if members[sink].merge.deletes:
             with writing_rows(connection, members[sink].merge):
@@ -119,12 +129,22 @@ class _Written(NamedTuple):
     refused: list[RefusedRow]
 
 
-def _write(connection: Connection, sink: str, member: Member, letters: EpochLetters, *, careful: bool) -> _Written:
+def _write(
+    connection: Connection,
+    sink: str,
+    member: Member,
+    letters: EpochLetters,
+    *,
+    careful: bool,
+    known: Sequence[RefusedRow] | None,
+) -> _Written:
     """Insert or update the rows that are not deleted; set those aside that are refused, if the member says so."""
     unfit = _unfit(connection, member)
     taken = replace(member, rows=member.rows - len(unfit))
     if not (careful and member.merge.sets_aside):
         written = _Written(_write_all(connection, taken), None, unfit)
+    elif known is not None:
+        written = _write_without(connection, taken, known)
     else:
         written = _write_taken(connection, taken, unfit)
     letters.keep(connection, sink, member, written.refused)
@@ -158,23 +178,16 @@ def _write_taken(connection: Connection, member: Member, unfit: Sequence[Refused
     older one of its key counts then. A row that the target refuses was chosen, and the stored row of its key stays.
     """
     plan = member.merge
-    numbered = replace(member, table=f"{member.table}_c")
+    numbered = _copied(connection, member)
     copy = numbered.staging
     # without those that do not fit, numbers have gaps
     last = member.rows + len(unfit)
     letters = list(unfit)
-    _expect(member.staging, connection.execute(_copy(member, copy)).rowcount, member.rows)
 
     def set_aside(rows: Iterable[RefusedRow]) -> None:
         aside = list(rows)
         letters.extend(aside)
-        if aside:
-            connection.execute(
-                sql.SQL("DELETE FROM {} WHERE {} OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.int8[])").format(
-                    copy.quoted, sql.Identifier(NUMBER)
-                ),
-                [[each.number for each in aside]],
-            )
+        _drop(connection, copy, aside)
 
     def find(write: Callable[[range], object]) -> list[tuple[range, Exception]]:
         refusals = list(refused(connection, range(1, last + 1), halves_of_range, write, none=range(1, 1)))
@@ -193,26 +206,64 @@ def _write_taken(connection: Connection, member: Member, unfit: Sequence[Refused
         ).fetchall()
         reason = f"the key ({', '.join(plan.key)}) is null, and matches no row"
         set_aside(RefusedRow(number, None, reason) for (number,) in keyless)
-        keyed = _numbers(connection, sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(copy.quoted))[0]
-        # what accumulates takes all rows of a key: each goes into a statement of its own then
-        if _verify_keys(connection, replace(numbered, rows=keyed)) and not plan.accumulate:
-            chosen = _one_for_each_key(plan, _source(numbered, also=[sql.Identifier(NUMBER)]))
-            connection.execute(
-                sql.SQL("DELETE FROM {} WHERE {number} NOT IN (SELECT {number} FROM {})").format(
-                    copy.quoted, chosen, number=sql.Identifier(NUMBER)
-                )
-            )
-    rendered = _upsert if plan.key else _append
+        _keep_newest(connection, numbered)
 
     def write(rows: range) -> object:
-        return connection.execute(rendered(plan, _source(numbered, rows)))
+        return connection.execute(_rendered(plan, _source(numbered, rows)))
 
     left = find(write)
     # A row may need another one that was written after it, such as its parent in the same table.
     while len(again := _still_refused(connection, left, write)) < len(left):
         left = again
-    set_aside(RefusedRow(row.start, *told(error)) for row, error in left)
+    set_aside(RefusedRow(row.start, *told(error), by_target=True) for row, error in left)
     return _Written(_source(numbered), copy, letters)
+
+
+def _write_without(connection: Connection, member: Member, known: Sequence[RefusedRow]) -> _Written:
+    """Write all rows but those that `_write_taken` has found, in the same order of steps."""
+    plan, numbered = member.merge, _copied(connection, member)
+    _drop(connection, numbered.staging, [row for row in known if not row.by_target])
+    if plan.key:
+        _keep_newest(connection, numbered)
+    _drop(connection, numbered.staging, [row for row in known if row.by_target])
+    connection.execute(_rendered(plan, _source(numbered)))
+    return _Written(_source(numbered), numbered.staging, [*known])
+
+
+def _copied(connection: Connection, member: Member) -> Member:
+    """Copy the accepted rows of staging; return the member of the copy."""
+    numbered = replace(member, table=f"{member.table}_c")
+    _expect(member.staging, connection.execute(_copy(member, numbered.staging)).rowcount, member.rows)
+    return numbered
+
+
+def _drop(connection: Connection, copy: Relation, rows: Sequence[RefusedRow]) -> None:
+    """Delete rows from the copy of staging."""
+    if rows:
+        connection.execute(
+            sql.SQL("DELETE FROM {} WHERE {} OPERATOR(pg_catalog.=) ANY (%s::pg_catalog.int8[])").format(
+                copy.quoted, sql.Identifier(NUMBER)
+            ),
+            [[each.number for each in rows]],
+        )
+
+
+def _keep_newest(connection: Connection, numbered: Member) -> None:
+    """Delete all rows of each key but the newest from the copy of staging."""
+    plan, copy = numbered.merge, numbered.staging
+    keyed = _numbers(connection, sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(copy.quoted))[0]
+    # what accumulates takes all rows of a key: each goes into a statement of its own then
+    if _verify_keys(connection, replace(numbered, rows=keyed)) and not plan.accumulate:
+        chosen = _one_for_each_key(plan, _source(numbered, also=[sql.Identifier(NUMBER)]))
+        connection.execute(
+            sql.SQL("DELETE FROM {} WHERE {number} NOT IN (SELECT {number} FROM {})").format(
+                copy.quoted, chosen, number=sql.Identifier(NUMBER)
+            )
+        )
+
+
+def _rendered(plan: Merge, source: sql.Composed) -> sql.Composed:
+    return _upsert(plan, source) if plan.key else _append(plan, source)
 
 
 def _still_refused(

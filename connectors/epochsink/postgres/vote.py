@@ -124,6 +124,17 @@ def _merged(
 
     def prepared(*, careful: bool = False) -> Part:
         write = partial(database.merge, members, letters, careful=careful)
+        if careful:
+            # A standby that starts takes no connections while a transaction with more than 64 savepoints is prepared.
+            with database.transaction():
+                known = write()
+                database.rollback()
+            try:
+                return _prepared(database, epoch, shares, members, partial(write, known=known))
+            except Exception as error:
+                if not may_be_refusal(error):
+                    raise
+                # other rows are refused now: they are looked for in what is prepared
         return _prepared(database, epoch, shares, members, write)
 
     def tried(*, careful: bool = False) -> None:

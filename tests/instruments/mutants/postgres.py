@@ -88,10 +88,31 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/merge.py",
-        "    set_aside(RefusedRow(row.start, *told(error)) for row, error in left)\n",
+        "    set_aside(RefusedRow(row.start, *told(error), by_target=True) for row, error in left)\n",
         "",
         f"{LETTERS} -k 'found_and_no_other'",
         "refused rows that are neither in the table nor among the letters",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "        if careful:\n",
+        "        if False:\n",
+        f"{LETTERS} -k has_no_savepoints",
+        "savepoints in what is prepared, which keep a standby that starts from answering",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "                if not may_be_refusal(error):\n                    raise\n                # other",
+        "                raise\n                # other",
+        f"{LETTERS} -k once_the_refused_ones_are_known",
+        "a query that stops at a row that is refused the second time only",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "    _drop(connection, numbered.staging, [row for row in known if not row.by_target])\n",
+        "    _drop(connection, numbered.staging, known)\n",
+        f"{LETTERS} -k keeps_the_stored_row",
+        "an older row of a key in place of the newest, which the table refuses",
     ),
     Mutant(
         "postgres/merge.py",
