@@ -205,16 +205,18 @@ class Findings:
         source = WORKLOAD.source(ends).to_pylist()
         places = {(row["src_part"], row["src_off"]) for row in source}
         without_key = {(part, off) for part, off in places if off % 7 == 3}
-        appended = targets.appended()
+        # all of it first: whoever meets a target that cannot be read asks again, and nothing is counted twice
+        appended, letters = targets.appended(), targets.without_key()
+        keyed, counts = targets.keyed(), targets.counts()
         self.letters = sum(
             appended[name][place] for name in PARTS & appended.keys() for place in places if refused(place)
         )
-        for wanted, found in ((places, appended), (without_key, targets.without_key())):
+        for wanted, found in ((places, appended), (without_key, letters)):
             for name, rows in found.items():
                 self.wrong[name, "lost"] += len(wanted - rows.keys())
                 self.wrong[name, "unknown"] += len(rows.keys() - wanted)
                 self.wrong[name, "doubled"] += sum(count - 1 for count in rows.values())
-        for name, stored in targets.keyed().items():
+        for name, stored in keyed.items():
             # the source is in the order of versions
             newest = {row["key"]: row for row in source if name != "newest" or row["src_off"] % 7 != 3}
             expected = {key: (row["src_part"], row["src_off"]) for key, row in newest.items() if row["op"] == "U"}
@@ -225,7 +227,6 @@ class Findings:
         for row in source:
             one = sums.setdefault(row["key"], [0, 0, 0])
             one[:] = one[0] + 1, one[1] + row["src_off"], max(one[2], row["kver"])
-        counts = targets.counts()
         if counts is None:
             return
         self.wrong["counts", "other"] += sum(counts.get(key) != tuple(one) for key, one in sums.items())

@@ -6,5 +6,6 @@ from pathlib import Path
 
 from pipeline import Spec, sinks
 
-SPEC = "EPOCHSINK_NEMESIS_SPEC"
+from nemesis.set_back import SPEC
+
 SINKS = dict(sinks(Spec(**json.loads(Path(os.environ[SPEC]).read_text()))))

@@ -18,7 +18,8 @@ EPOCHS: Final = 3
 STOPS_SECONDS: Final = 300.0
 REPAIR_SECONDS: Final = 300.0
 WENT_BACK: Final = "WentBack"
-_SPEC: Final = "EPOCHSINK_NEMESIS_SPEC"
+SPEC: Final = "EPOCHSINK_NEMESIS_SPEC"
+"""The variable that names the spec of the driver whose sinks are repaired."""
 
 
 def set_back(rig: Rig) -> None:
@@ -69,7 +70,7 @@ def _type_repair(rig: Rig) -> int:
     path = os.pathsep.join(one for one in sys.path if one)
     done = subprocess.run(
         rig.supervisor.host.command([sys.executable, "-m", "epochsink.cli.app", *command]),
-        env={**os.environ, "PYTHONPATH": path, _SPEC: str(rig.supervisor.newest_spec)},
+        env={**os.environ, "PYTHONPATH": path, SPEC: str(rig.supervisor.newest_spec)},
         capture_output=True,
         text=True,
         timeout=REPAIR_SECONDS,
