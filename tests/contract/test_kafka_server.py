@@ -23,7 +23,6 @@ from epochsink.kafka.server import (
     END_OFFSETS,
     FIRST_OFFSETS,
     Append,
-    CommitEnds,
     Description,
     End,
     EpochEnds,
@@ -34,6 +33,7 @@ from epochsink.kafka.server import (
     ProducerState,
     Question,
     Records,
+    TransactionEnds,
     TransactionState,
 )
 from epochsink.kafka.transactions import ENDING
@@ -284,20 +284,21 @@ def test_batches_that_are_copied(asked: Asked) -> None:
     producer.abort()
 
 
-def test_an_end_that_is_written_in_place_of_the_coordinator(asked: Asked) -> None:
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_an_end_that_is_written_in_place_of_the_coordinator(asked: Asked, *, is_commit: bool) -> None:
     transaction = asked.opened()
     opened = asked.producer(transaction)
     assert opened is not None
-    commit = CommitEnds({(asked.topic, 0): [opened]})
+    written = TransactionEnds({(asked.topic, 0): [opened]}, are_commits=is_commit)
     for _ in range(2):
-        assert asked.at(commit) == NONE
+        assert asked.at(written) == NONE
         end = asked.batches()[-1]
-        assert (end.is_control, end.is_abort, end.producer_epoch) == (True, False, transaction.producer_epoch)
+        assert (end.is_control, end.is_abort, end.producer_epoch) == (True, not is_commit, transaction.producer_epoch)
         state = asked.producer(transaction)
         assert state is None or state.start == -1
     assert asked.described().state is TransactionState.ONGOING, "the coordinator is not told"
     asked.opened()
-    assert asked.at(commit) == INVALID_PRODUCER_EPOCH, "the producer was initialised since"
+    assert asked.at(written) == INVALID_PRODUCER_EPOCH, "the producer was initialised since"
 
 
 def test_records_that_a_log_does_not_have(asked: Asked) -> None:

@@ -1,4 +1,4 @@
-"""A partition has no leader while the coordinator writes the ends of committed transactions, and gets one afterwards.
+"""A partition has no leader while the coordinator writes the ends of transactions, and gets one afterwards.
 
 Kafka from 4.2 on leaves such a partition out (KAFKA-20734); older ones write the end when it has a leader again.
 """
@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 from kafka import TopicPartition
-from kafka_kit import NO_ROWS, admin, commit, committing, epoch, identity, prepare, read_all, rows, task, vote
+from kafka_kit import (
+    NO_ROWS,
+    admin,
+    commit,
+    committing,
+    epoch,
+    identity,
+    prepare,
+    read_all,
+    rows,
+    task,
+    transaction,
+    vote,
+)
 from waiting import wait_until
 
 from epochsink.kafka import Kafka
@@ -109,4 +122,31 @@ def test_what_a_coordinator_leaves_out_is_written_by_the_next_start(
         with committing(config, who) as committer:
             assert commit(committer, at, part, NO_ROWS) == COMMITTED
             assert committer.newest() == 4
+    assert read_all(cluster.first.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_the_left_out_end_of_an_abort_does_not_hold_readers_back(cluster: Cluster, fresh_topic: FreshName) -> None:
+    """A driver died with an open transaction, and the next one has aborted it while the partition had no leader."""
+    topic = on_broker(cluster.first, 2, fresh_topic())
+    move_offsets(cluster, 1)
+    config = Kafka(bootstrap_servers=cluster.first.bootstrap_servers, topic=topic, spool=True, timeout=30)
+    who, at = identity(), epoch(4)
+    orphan = transaction(prepare(config, task(who, at, partition=1), rows("orphan")))
+    with committing(config, identity(2, query_id=who.query_id)) as committer:
+        transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
+
+        def is_done() -> bool:
+            [described] = transactions.describe([orphan.transactional_id], deadline).values()
+            return not LEAVES_OUT or described.state is TransactionState.COMPLETE_ABORT
+
+        cluster.second.kill()
+        try:
+            transactions.fence_off([orphan], deadline)
+            wait_until(is_done, "the coordinator is done")
+        finally:
+            cluster.second.start()
+        [part] = vote(committer, at, prepare(config, task(who, at), rows("a", "b")))
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        lines = committer.visible(at, [part])
+        assert [orphan.transactional_id in line for line in lines] == [True] * LEAVES_OUT
     assert read_all(cluster.first.bootstrap_servers, topic, 2) == ["a", "b"]

@@ -198,8 +198,8 @@ class Brokers:
             if group == at:
                 self.markers.setdefault(group, {})[topic] = offset
 
-    def write_commits(self, at: At, producers: Collection[ProducerState]) -> int:
-        """WriteTxnMarkers, with commits; return the error code."""
+    def write_markers(self, at: At, producers: Collection[ProducerState], *, commits: bool) -> int:
+        """WriteTxnMarkers; return the error code."""
         if not self.may_alter:
             return NOT_AUTHORIZED
         for each in producers:
@@ -207,7 +207,7 @@ class Brokers:
                 known = self.producers[at].get(each.producer_id)
                 if known is not None and known.producer_epoch > each.producer_epoch:
                     return INVALID_PRODUCER_EPOCH
-                self._end_at(at, each.producer_id, each.producer_epoch, commits=True)
+                self._end_at(at, each.producer_id, each.producer_epoch, commits=commits)
                 continue
             for group, of in list(self.unended.items()):
                 if (of.producer_id, of.epoch) == (each.producer_id, each.producer_epoch):

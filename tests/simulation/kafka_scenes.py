@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import (
@@ -19,7 +20,7 @@ from epochsink.kafka.server import GroupOffset, GroupOffsets
 from epochsink.sink import Ballot, Mark
 from simulation import kafka_server
 from simulation.driver import Written
-from simulation.kafka_brokers import CONCURRENT, OK, TOPIC, UNSTABLE, Brokers
+from simulation.kafka_brokers import CONCURRENT, OK, TOPIC, UNSTABLE, Brokers, parsed_id
 from simulation.kafka_server import BROKER, SETTINGS, MemoryKafka
 from simulation.kafka_sink import KafkaLogSink
 from simulation.scene import NOTHING, Died, Run, Story, dies, lost, scene, stops, swapped, unsent
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 AT: Final = (TOPIC, 0)
 DAY: Final = 86_400.0
 ALWAYS: Final = 1000
+LATER: Final = 10**9
 LOGGED: Final = {"K": KafkaLogSink}
 
 
@@ -142,6 +144,98 @@ def a_marker_is_left_out_that_the_user_may_not_write(story: Story) -> None:
     brokers.may_alter = True
     story.start().commit()
     story.expect(0, 1)
+
+
+def left_by_a_dead_driver(story: Story) -> Brokers:
+    """Let a driver die with an open transaction, and a partition miss the end of its abort."""
+    brokers = story.world.brokers
+    run = story.start()
+    run.epoch(0, [0, 1])
+    run.written(run.begin(1), [2])
+    brokers.leaves_out = True
+    brokers.time_out()
+    assert pinning(brokers)
+    return brokers
+
+
+def pinning(brokers: Brokers) -> list[int]:
+    """Return the producers that have a transaction open in the partition."""
+    return [each.producer_id for each in brokers.producers[AT].values() if each.start >= 0]
+
+
+@kafka
+def the_end_of_an_abort_is_left_out_before_committed_rows(story: Story) -> None:
+    brokers = left_by_a_dead_driver(story)
+    story.start().epoch(1, [2, 3])
+    assert not pinning(brokers)
+    story.expect(0, 1, 2, 3)
+
+
+@kafka
+def the_end_of_an_abort_is_left_out_that_the_user_may_not_write(story: Story) -> None:
+    brokers = left_by_a_dead_driver(story)
+    brokers.may_alter = False
+    story.start().epoch(1, [2, 3])
+    assert pinning(brokers)
+    brokers.may_alter = True
+    story.start().epoch(2, [4, 5])
+    assert not pinning(brokers)
+    story.expect(0, 1, 2, 3, 4, 5)
+
+
+@kafka
+def another_driver_has_the_fence_while_the_end_of_an_abort_is_missing(story: Story) -> None:
+    brokers = left_by_a_dead_driver(story)
+    run = story.start()
+    run.prepare(1, [2, 3])
+    run.decide(1)
+    fence = next(name for name in brokers.ids if name.endswith(".fence"))
+    run.steps.before("leaders Producers", lambda: brokers.initialise(fence), skip=1)
+    run.commit()
+    assert pinning(brokers)
+
+
+@kafka
+def the_end_of_a_newer_drivers_abort_is_left_out(story: Story) -> None:
+    brokers = left_by_a_dead_driver(story)
+    [name] = [name for name, each in brokers.ids.items() if each.producer_id in pinning(brokers)]
+    parsed = parsed_id(name)
+    assert parsed is not None
+    brokers.ids[str(replace(parsed, generation=parsed.generation + LATER))] = brokers.ids.pop(name)
+    story.start().epoch(1, [2, 3])
+    assert pinning(brokers)
+
+
+def lost_again(story: Story, run: Run) -> str:
+    """Let brokers lose the end of a commit that they have acknowledged; return the transactional id."""
+    brokers = story.world.brokers
+    run.epoch(0, [1], [0])
+    brokers.finish()
+    [(producer, state)] = brokers.producers[AT].items()
+    brokers.producers[AT][producer] = state._replace(start=0)
+    return next(name for name, each in brokers.ids.items() if each.producer_id == producer)
+
+
+@kafka
+def an_end_that_brokers_have_lost_is_not_written_as_an_abort(story: Story) -> None:
+    """Keep to it, though the ledger may not name its epoch any more."""
+    run = story.start()
+    lost_again(story, run)
+    for number in range(1, 5):
+        run.epoch(number, [2 * number, 2 * number + 1])
+    assert pinning(story.world.brokers)
+
+
+@kafka
+def nor_if_its_id_was_aborted_since(story: Story) -> None:
+    run, brokers = story.start(), story.world.brokers
+    name = lost_again(story, run)
+    _, producer, epoch = brokers.initialise(name)
+    brokers.add(name, producer, epoch, [(TOPIC, 1)])
+    brokers.end(name, producer, epoch, commit=False)
+    brokers.finish()
+    run.epoch(1, [2, 3])
+    assert pinning(brokers)
 
 
 @kafka

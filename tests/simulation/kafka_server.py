@@ -15,7 +15,6 @@ from epochsink.kafka.committed_records import CommittedRecord
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.server import (
     Append,
-    CommitEnds,
     Description,
     End,
     EpochEnds,
@@ -30,6 +29,7 @@ from epochsink.kafka.server import (
     Question,
     Records,
     Topic,
+    TransactionEnds,
     TransactionState,
     raise_for,
 )
@@ -174,7 +174,7 @@ class MemoryKafka(KafkaServer):
     def ask_leaders(self, requests: Sequence[LeaderRequest]) -> list[dict[Partition, Any]]:
         if not requests:
             return []
-        reads = not any(isinstance(each.question, (Append, CommitEnds)) for each in requests)
+        reads = not any(isinstance(each.question, (Append, TransactionEnds)) for each in requests)
         kinds = ", ".join(type(each.question).__name__ for each in requests)
 
         def ask() -> list[dict[Partition, Any]]:
@@ -190,8 +190,8 @@ class MemoryKafka(KafkaServer):
         match question:
             case Producers():
                 return brokers.producers_at(at)
-            case CommitEnds():
-                return brokers.write_commits(at, question.producers[at])
+            case TransactionEnds():
+                return brokers.write_markers(at, question.producers[at], commits=question.are_commits)
         log = brokers.logs[at]
         match question:
             case Offsets():
@@ -211,7 +211,7 @@ class MemoryKafka(KafkaServer):
             for at, (code, offset) in answer.items():
                 raise_for(code, f"{at}")
                 answer[at] = offset
-        if isinstance(question, CommitEnds):
+        if isinstance(question, TransactionEnds):
             for at, code in answer.items():
                 raise_for(code if code != INVALID_PRODUCER_EPOCH else 0, f"{at}")
 

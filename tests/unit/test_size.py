@@ -20,7 +20,7 @@ LINES: Final = {
     "elasticsearch": 6500,
     "epochsink": 1190,
     "epochsink_devkit": 8000,
-    "kafka": 8100,
+    "kafka": 8200,
     "opensearch": 300,
     "postgres": 7600,
     "protocol": 5200,

@@ -178,17 +178,18 @@ class Append:
 
 
 @dataclass(frozen=True)
-class CommitEnds:
-    """Writes the end of committed transactions as their coordinator does; each partition has producers of its own.
+class TransactionEnds:
+    """Writes the end of decided transactions as their coordinator does; each partition has producers of its own.
 
     The answer is 0, or 47 (INVALID_PRODUCER_EPOCH) if the producer has a later epoch by now. May be repeated. Needs the
     right to alter the cluster.
     """
 
     producers: Mapping[Partition, Sequence[ProducerState]]
+    are_commits: bool
 
 
-Question = Offsets | Producers | EpochEnds | Records | Append | CommitEnds
+Question = Offsets | Producers | EpochEnds | Records | Append | TransactionEnds
 
 
 class LeaderRequest(NamedTuple):

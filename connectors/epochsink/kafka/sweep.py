@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, cast
 
 from epochsink.identity import TransactionalId
@@ -66,7 +66,7 @@ class TransactionSweep:
                 # wait: the coordinator answers before it writes the ends to the partitions
                 self._cluster.clock.sleep(_LOOK_AGAIN_SECONDS)
                 blocking = self._blocking(parts, deadline)
-            self._warn_of_unknown(parts, deadline)
+            lines += self._end_others(parts, recorded, deadline)
         except (Unreachable, Refused) as failure:
             raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
         return lines
@@ -91,31 +91,63 @@ class TransactionSweep:
         self._others = {each: at for each, at in producers.items() if each not in {mine.producer for mine in ours}}
         return ours
 
-    def _warn_of_unknown(self, parts: Sequence[KafkaCommittable], deadline: float) -> None:
-        """Warn, once for each producer id, of open transactions before the parts' rows that no coordinator has."""
+    def _end_others(
+        self, parts: Sequence[KafkaCommittable], recorded: Callable[[], Recorded], deadline: float
+    ) -> list[str]:
+        """End what no coordinator has open before the parts' rows, if it is ours, or warn, once for each producer id.
+
+        Where a partition has no leader when an end is to be written, Kafka from 4.2 on leaves it out (KAFKA-20734).
+        """
         others = {each: at for each, at in self._others.items() if each.producer_id not in self._told}
         if not others:
-            return
+            return []
         known = self._transactions.unended({producer_id for producer_id, _ in others}, deadline)
         unknown = {each: at for each, at in others.items() if each.producer_id not in known}
         # look again: one that has ended since the first look is not listed either
         still = self._witness.open_before(parts, deadline) if unknown else {}
-        for each in unknown.keys() & still.keys():
+        left = unknown.keys() & still.keys()
+        aborted = self._aborted(left, recorded, deadline) if left else {}
+        refusal = self._write_aborts(parts, aborted, deadline) if aborted else ""
+        for each in left if refusal else left - aborted.keys():
             self._told.add(each.producer_id)
             topic, partition = unknown[each]
             log.warning(
                 "read_committed readers of %s-%d wait for an open transaction (producer %d, epoch %d) that no "
-                "coordinator lists: either no coordinator knows it, and it never ends by itself, or this user may not "
-                "DESCRIBE its transactional id. Find out: kafka-transactions.sh --bootstrap-server %s find-hanging "
+                "coordinator lists: %s. Find out: kafka-transactions.sh --bootstrap-server %s find-hanging "
                 "--topic %s --partition %d. If other queries write to this topic, start them first: it may be a commit "
                 "of theirs (KAFKA-20734). End what is still shown then by the tool's command 'abort'",
                 topic,
                 partition,
                 *each,
+                f"it was aborted, and this user may not write its end ({refusal}), for want of the right to alter the "
+                "cluster (operation Alter, resource Cluster)"
+                if each in aborted
+                else "either no coordinator knows it, and it never ends by itself, or this user may not DESCRIBE its "
+                "transactional id",
                 self._cluster.servers,
                 topic,
                 partition,
             )
+        return [] if refusal else [f"wrote the left-out end of aborted transaction {aborted[each]}" for each in aborted]
+
+    def _aborted(
+        self, opened: Collection[Producer], recorded: Callable[[], Recorded], deadline: float
+    ) -> dict[Producer, str]:
+        """Return those of open transactions that are ours and were aborted, with the names of their ids."""
+        ours = _remnants(self._unended((TransactionState.COMPLETE_ABORT,), deadline), ((), ()))
+        names = {_transaction(each).producer_id: each.name for each in ours if each.generation <= self._generation}
+        # whatever became of their ids since
+        kept = {KafkaCommittable.from_json(part).transaction.producer for parts in recorded() for part in parts}
+        return {each: names[each.producer_id] for each in opened if each.producer_id in names and each not in kept}
+
+    def _write_aborts(self, parts: Sequence[KafkaCommittable], aborted: Collection[Producer], deadline: float) -> str:
+        """Write ends; return why this user may not."""
+        opened = self._witness.open_in({topic for part in parts for topic in part.topics}, aborted, deadline)
+        try:
+            self._witness.write_ends(opened, deadline, are_commits=False)
+        except Refused as refusal:
+            return refusal.message
+        return ""
 
     def _unended(self, states: Sequence[TransactionState], deadline: float) -> dict[Transaction, Description]:
         """Return the transactions in these states, described; none if this driver may abort none."""

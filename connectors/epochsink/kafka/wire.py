@@ -13,7 +13,6 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 from epochsink.kafka.committable import Transaction
 from epochsink.kafka.server import (
     Append,
-    CommitEnds,
     Description,
     End,
     EpochEnds,
@@ -26,6 +25,7 @@ from epochsink.kafka.server import (
     ProducerState,
     Question,
     Records,
+    TransactionEnds,
     TransactionState,
     raise_for,
     require_all,
@@ -205,8 +205,8 @@ def ask(question: Question, partitions: Collection[Partition]) -> Any:
             return _fetch(question, partitions)
         case Append():
             return _produce(question, partitions)
-        case CommitEnds():
-            return _commit(question, partitions)
+        case TransactionEnds():
+            return _ends(question, partitions)
         case _:
             assert_never(question)
 
@@ -224,7 +224,7 @@ def read(question: Question, answer: Any) -> dict[Partition, Any]:
             return dict(_read_records(answer))
         case Append():
             return dict(_read_offset(answer))
-        case CommitEnds():
+        case TransactionEnds():
             return dict(_read_codes(answer))
         case _:
             assert_never(question)
@@ -375,14 +375,14 @@ def _read_offset(answer: Any) -> Iterator[tuple[Partition, int]]:
     yield (topic.name, partition.index), partition.base_offset
 
 
-def _commit(question: CommitEnds, partitions: Collection[Partition]) -> WriteTxnMarkersRequest:
+def _ends(question: TransactionEnds, partitions: Collection[Partition]) -> WriteTxnMarkersRequest:
     marker = WriteTxnMarkersRequest.WritableTxnMarker
     return WriteTxnMarkersRequest(
         markers=[
             marker(
                 producer_id=each.producer_id,
                 producer_epoch=each.producer_epoch,
-                transaction_result=True,
+                transaction_result=question.are_commits,
                 topics=[marker.WritableTxnMarkerTopic(name=topic, partition_indexes=[number])],
                 # not a higher one: the partition would then refuse the coordinator's own ends of this producer
                 coordinator_epoch=max(0, each.coordinator_epoch),

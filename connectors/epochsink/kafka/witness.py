@@ -27,7 +27,6 @@ from epochsink.kafka.record_batch import SEQUENCES, Batch
 from epochsink.kafka.server import (
     END_OFFSETS,
     FIRST_OFFSETS,
-    CommitEnds,
     End,
     EpochEnds,
     Fetched,
@@ -36,6 +35,7 @@ from epochsink.kafka.server import (
     Producers,
     ProducerState,
     Records,
+    TransactionEnds,
 )
 from epochsink.retry import Clock
 
@@ -202,9 +202,14 @@ class Witness:
         self, parts: Sequence[KafkaCommittable], deadline: float
     ) -> dict[Partition, list[ProducerState]]:
         """Return the partitions of groups' offsets where committed parts are open; see `left_open`."""
-        producers = {part.transaction.producer for part in parts}
+        return self.open_in({_OFFSETS_TOPIC}, {part.transaction.producer for part in parts}, deadline)
+
+    def open_in(
+        self, topics: Collection[str], producers: Collection[Producer], deadline: float
+    ) -> dict[Partition, list[ProducerState]]:
+        """Return the partitions of topics where transactions of these producers are open."""
         return self._producers(
-            {_OFFSETS_TOPIC},
+            topics,
             lambda _, each: each.start != _NOT_OPEN and (each.producer_id, each.producer_epoch) in producers,
             deadline,
         )
@@ -221,12 +226,14 @@ class Witness:
         by_partition: dict[Partition, list[ProducerState]] = self._cluster.until(deadline, attempt)
         return by_partition
 
-    def write_ends(self, opened: Mapping[Partition, Sequence[ProducerState]], deadline: float) -> None:
-        """Write the ends of committed transactions to the partitions where they are open."""
+    def write_ends(
+        self, opened: Mapping[Partition, Sequence[ProducerState]], deadline: float, *, are_commits: bool = True
+    ) -> None:
+        """Write the ends of committed or aborted transactions to the partitions where they are open."""
 
         def attempt() -> None:
             leaders = Leaders(self._cluster)
-            leaders.look({topic for topic, _ in opened}, opened.keys, CommitEnds(opened))
+            leaders.look({topic for topic, _ in opened}, opened.keys, TransactionEnds(opened, are_commits))
 
         self._cluster.until(deadline, attempt)
 
