@@ -158,6 +158,8 @@ class Brokers:
     may_alter: bool = True
     """Whether our user may write ends itself."""
     ids_given: int = 0
+    set_backs: int = 0
+    """How often they were set back."""
     is_fenced_off: Callable[[str, str, int], None] = lambda *_: None
     """Called with what a sweep aborts, under the letter of its sink."""
 
@@ -247,8 +249,13 @@ class Brokers:
                     self.readers.flag(f"OUT OF ORDER {LETTER}")
                 others.append((at[1], batch.base, row.epoch))
 
-    def initialise(self, name: str, had: tuple[int, int] | None = None) -> tuple[int, int, int]:
-        """InitProducerId: return the error code, and the producer."""
+    def initialise(
+        self, name: str, had: tuple[int, int] | None = None, *, is_known: bool = True
+    ) -> tuple[int, int, int]:
+        """InitProducerId: return the error code, and the producer.
+
+        ``is_known`` says that who asks has seen what is open since the cluster was set back: no request can name it.
+        """
         each = self.ids.get(name)
         if each is None:
             self.ids_given += 1
@@ -260,7 +267,7 @@ class Brokers:
         if each.state is ONGOING:
             self._decide(name, each._replace(epoch=each.epoch + 1, last_epoch=each.epoch), commit=False)
             # one that the duplicate of a request has opened again, after its commit, holds no rows
-            if had is not None and self._holds_rows(each):
+            if had is not None and is_known and self._holds_rows(each):
                 self.is_fenced_off(LETTER, name, each.epoch)
             return CONCURRENT, -1, -1
         if each.state in _ENDING:
@@ -449,6 +456,7 @@ class Brokers:
 
     def restored(self) -> None:
         """Take note that the state was set back: the partitions have new leaders."""
+        self.set_backs += 1
         for at, log in self.logs.items():
             self.logs[at] = log.with_leader()
 

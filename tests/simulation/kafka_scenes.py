@@ -668,9 +668,9 @@ def a_task_is_adding_a_partition_as_it_is_swept(story: Story) -> None:
     run.task(epoch, [[0], [2]], number=1)
     real, left = Brokers.initialise, [1]
 
-    def initialise(self: Brokers, name: str, had: tuple[int, int] | None = None) -> tuple[int, int, int]:
+    def initialise(self: Brokers, *arguments: Any, **settings: Any) -> tuple[int, int, int]:
         left[0] -= 1
-        return (CONCURRENT, -1, -1) if left[0] >= 0 else real(self, name, had)
+        return (CONCURRENT, -1, -1) if left[0] >= 0 else real(self, *arguments, **settings)
 
     with swapped(Brokers, "initialise", initialise):
         run.sweep()

@@ -89,6 +89,7 @@ class MemoryKafka(KafkaServer):
         self._brokers: Brokers = world.brokers
         self._step = world.copying(LETTER, step)
         self._is_turned = False
+        self._looked_after = 0
 
     def beside(self, *questions: Callable[[], Any]) -> list[Any]:
         """Ask them one after another, from the first one or, every other time, from the last one."""
@@ -120,7 +121,8 @@ class MemoryKafka(KafkaServer):
         return self.step("fence off", request)
 
     def _initialise(self, had: Transaction) -> int:
-        return self._brokers.initialise(had.transactional_id, had.producer)[0]
+        is_known = self._looked_after == self._brokers.set_backs
+        return self._brokers.initialise(had.transactional_id, had.producer, is_known=is_known)[0]
 
     def initialise_producer(self, transactional_id: str) -> Producer:
         code, *producer = self.step("initialise", lambda: self._brokers.initialise(transactional_id))
@@ -128,7 +130,11 @@ class MemoryKafka(KafkaServer):
         return Producer(*producer)
 
     def describe_transactions(self, ids: Sequence[str]) -> dict[str, Description]:
-        return self.step("describe", lambda: {name: self._brokers.describe(name) for name in ids}, reads=True)
+        def request() -> dict[str, Description]:
+            self._looked_after = self._brokers.set_backs
+            return {name: self._brokers.describe(name) for name in ids}
+
+        return self.step("describe", request, reads=True)
 
     def list_transactions(
         self, states: Sequence[TransactionState], producer_ids: Collection[int]

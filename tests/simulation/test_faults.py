@@ -110,8 +110,10 @@ def test_a_server_that_answers_no_attempt_at_a_commit_stops_the_query(
         ("S", 1, ((30, ("back", "S", 3)), (109, ("delay", 64)))),
         # a broker loses the end that was written in its coordinator's place
         ("KP", 1, ((50, ("leaderless",)), (129, ("failover", "K", 1)), (133, ("leaderless",)))),
+        # a transaction of a done epoch is open again between a look and the abort of what it has shown
+        ("K", 0, ((66, ("failover", "K", 3)), (125, ("back", "K", 3)))),
     ],
-    ids=["prepared again", "opened again", "cut off", "an end is lost"],
+    ids=["prepared again", "opened again", "cut off", "an end is lost", "set back before an abort"],
 )
 def test_what_random_plans_have_found(sinks: str, schedule: int, plan: plans.Plan) -> None:
     simulation = play(plan, sinks, schedule, WAITING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.protocol.ledger import FOLDER
 from epochsink.sink import Mark
@@ -216,10 +216,13 @@ def home(sink: str) -> str:
     return next((first for first, other in OTHER.items() if other == sink), sink)
 
 
+_OF_THE_WORLD: Final = ("readers", "is_fenced_off", "set_backs", "applied")
+
+
 @cache
 def state_of(kind: Any) -> tuple[str, ...]:
     """Return the names of what a kind of target is made of."""
-    return tuple(each.name for each in fields(kind) if each.name not in ("readers", "is_fenced_off", "applied"))
+    return tuple(each.name for each in fields(kind) if each.name not in _OF_THE_WORLD)
 
 
 def copied(value: Any) -> Any:

@@ -92,7 +92,7 @@ class KafkaCommitter(Participant):
         self._fence = Fence(self._cluster, self._transactions, identity)
         self._sweep = TransactionSweep(self._cluster, self._transactions, self._fence, identity)
         self._seen_all = False
-        self._seen_whole_before: Seen | None = None
+        self._seen_before: Seen | None = None
         return Joining() if identity.generation or only_compares() else self._joined()
 
     def _joined(self) -> Joining:
@@ -239,7 +239,7 @@ class KafkaCommitter(Participant):
         # commit notices
         questions: list[Callable[[], Any]] = [
             lambda: self._transactions.describe(wanted, deadline),
-            lambda: self._witness.look(parts, (), deadline, self._seen_whole_before),
+            lambda: self._witness.look(parts, (), deadline, self._seen_before),
         ]
         if is_first and any(part.kept_in_topic for part in parts):
             questions.append(lambda: self._log_ends.require_kept(epoch))
@@ -252,8 +252,7 @@ class KafkaCommitter(Participant):
                 hint="Spark runs the epoch again",
             ) from failure
         # for later votes, whose parts are begun after this look
-        if not seen.missing:
-            self._seen_whole_before = seen
+        self._seen_before = seen
         lost = {}
         for index, part in enumerate(parts):
             name, producer_id, producer_epoch = part.transaction

@@ -308,13 +308,6 @@ MUTANTS: list[Mutant] = [
         "rows that a partition lost while their task wrote on, in a later epoch",
     ),
     Mutant(
-        "kafka/committer.py",
-        "        if not seen.missing:\n",
-        "        if True:\n",
-        f"{WITNESS_LIVE} -k however_often",
-        "rows that are lost, because a part that one vote refused is taken for whole by the next",
-    ),
-    Mutant(
         "kafka/witness.py",
         "            if end < now[at].end:\n",
         "            if False:\n",
@@ -425,6 +418,13 @@ MUTANTS: list[Mutant] = [
         " or known.leader_epoch < 0\n",
         WITNESS,
         "rows of an aborted attempt whose end was left out, committed with the next ones of their producer",
+    ),
+    Mutant(
+        "kafka/witness.py",
+        " or known.leader_epoch < 0 or is_older\n",
+        " or known.leader_epoch < 0\n",
+        f"{WITNESS_LIVE} -k however_often",
+        "rows that are lost, because a part that one vote refused is taken for whole by the next",
     ),
     Mutant(
         "kafka/witness.py",
