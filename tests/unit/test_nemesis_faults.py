@@ -305,12 +305,12 @@ def test_a_fault_of_drivers_that_strikes_nobody_is_not_made(supervisor: Supervis
 
 
 class StubRig:
-    """A rig in which an epoch comes after some seconds, and a canary dies before. ``timeline`` and all else is mute."""
+    """A rig in which an epoch comes after some seconds, and canaries die before. ``timeline`` and all else is mute."""
 
-    def __init__(self, took: float, died: float, idle: list[str]) -> None:
+    def __init__(self, took: float, deaths: list[float], idle: list[str]) -> None:
         began = time.monotonic()
         self.cluster = SimpleNamespace(idle=lambda: idle)
-        self.supervisor = SimpleNamespace(canary_died=began + died, host=None)
+        self.supervisor = SimpleNamespace(deaths_of_canaries=[began + died for died in deaths], host=None)
         self.timeline = SimpleNamespace(tell=lambda *_, **__: None)
         self.watch = SimpleNamespace(epochs=0)
         self._took = took
@@ -320,11 +320,14 @@ class StubRig:
 
 
 @pytest.mark.parametrize(
-    ("took", "died", "counts"), [(102, 90, 90), (38, 10, 28), (20, -5, 20), (20, 25, 20), (50, 25, 25)]
+    ("took", "deaths", "counts"),
+    [(102, [90], 90), (38, [10], 28), (38, [18, 37], 19), (20, [-5], 20), (20, [25], 20), (50, [25], 25), (9, [], 9)],
 )
-def test_a_canary_divides_the_wait_for_an_epoch_and_hides_none_of_it(took: float, died: float, counts: float) -> None:
+def test_a_canary_divides_the_wait_for_an_epoch_and_hides_none_of_it(
+    took: float, deaths: list[float], counts: float
+) -> None:
     leg = Leg(0, cast("Path", None))
-    rig = cast("Any", StubRig(took, died, []))
+    rig = cast("Any", StubRig(took, deaths, []))
     Nemesis(rig, random.Random(1), leg, print)._wait_for_progress()
     [recovery] = leg.recoveries
     assert recovery.seconds == pytest.approx(counts, abs=0.5)
@@ -334,7 +337,7 @@ def test_a_canary_divides_the_wait_for_an_epoch_and_hides_none_of_it(took: float
 
 def test_a_server_that_is_not_started_again_is_an_anomaly_of_the_run() -> None:
     leg = Leg(0, cast("Path", None))
-    Nemesis(cast("Any", StubRig(1, -1, ["worker1"])), random.Random(1), leg, print)._wait_for_progress()
+    Nemesis(cast("Any", StubRig(1, [], ["worker1"])), random.Random(1), leg, print)._wait_for_progress()
     assert leg.anomalies == ["the run has left hosts idle: worker1"]
 
 

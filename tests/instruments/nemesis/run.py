@@ -22,6 +22,7 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -199,10 +200,9 @@ class Nemesis:
             self._leg.waits.append(Recovery(began, time.monotonic() - began, os.getloadavg()[0]))
             self._rig.timeline.tell("stuck", why=str(stuck))
             return
-        # a canary that dies meanwhile is a fault like others: what counts is the longer of the times before and after
-        died = self._rig.supervisor.canary_died
-        if began < died < ended:
-            began, ended = (began, died) if died - began > ended - died else (died, ended)
+        # a canary that dies meanwhile is a fault like others: what counts is the longest time without one
+        deaths = [died for died in self._rig.supervisor.deaths_of_canaries if began < died < ended]
+        began, ended = max(pairwise([began, *deaths, ended]), key=lambda wait: wait[1] - wait[0])
         recovery = Recovery(began, ended - began, os.getloadavg()[0])
         self._leg.recoveries.append(recovery)
         self._rig.timeline.tell("progress", took=str(recovery), epochs=self._rig.watch.epochs)

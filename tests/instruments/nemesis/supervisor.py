@@ -76,8 +76,8 @@ class Supervisor(threading.Thread):
         self._held = False
         self.arm: dict[str, str] = {}
         self.last_words = ""
-        self.canary_died = 0.0
-        """When a driver has last killed itself, by the monotonic clock."""
+        self.deaths_of_canaries: list[float] = []
+        """When drivers have killed themselves, by the monotonic clock."""
         self.canaries = 0
         """How many drivers or tasks have killed themselves with an epoch prepared."""
         self._words: list[str] = []
@@ -181,7 +181,7 @@ class Supervisor(threading.Thread):
         self._tell("driver ended", number=driver.number, host=driver.host.name, code=code, why=self.last_words)
         self.canaries += driver.once.exists()
         if driver.once.exists() and code != 0 and driver.canary.startswith("coordinator."):
-            self.canary_died = time.monotonic()
+            self.deaths_of_canaries.append(time.monotonic())
             attempt = self._open_attempt(driver)
             if attempt is not None:
                 self._history.write("aborted", attempt=attempt)
