@@ -261,6 +261,7 @@ class Driver(Process):
                 return
             mistake = ConfigurationError(f"called twice in epoch {number}")
             self.simulation.left_out(number, source)
+            self.simulation.refused.add(number)
             self._dispute(number)
             self.coordinator.fail(mistake)
             raise mistake

@@ -14,6 +14,7 @@ from epochsink.sink import Epoch
 from simulation.determinism import TURNS
 from simulation.driver import EPOCHS, PASSING, parse_offsets
 from simulation.postgres_server import Staged
+from simulation.readers import OUTSIDER
 from simulation.storage import ALTERED
 from simulation.world import entry_of
 
@@ -62,7 +63,9 @@ def check(simulation: Simulation) -> None:
             if missing:
                 simulation.flag(f"LOST {sink}")
         elif not simulation.faults & (BACKWARDS | {"rejoin", "spool", "log", "copy"} | _kept_by_holder(simulation)):
-            _check_recoverable(simulation, sink, missing)
+            # what another program has changed is no loss of ours
+            theirs = {(simulation.query, row.source) for row in rows if row.query == OUTSIDER}
+            _check_recoverable(simulation, sink, missing - theirs)
     ended = not stopped or simulation.abandoned_at is not None
     if ended and simulation.query == "query-1" and "copy" not in simulation.faults:
         _check_leftovers(simulation)

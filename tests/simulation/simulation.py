@@ -69,6 +69,8 @@ class Simulation(Scheduler):
         """How many errors the plan has raised for the user's function to catch, which from then on catches all."""
         self.doubling = False
         """Whether the user's function calls us twice, each time with a part of the rows."""
+        self.refused: set[int] = set()
+        """The epochs of which a second call was refused."""
         self.said: list[BaseException] = []
         """The errors after which an operator has taken the way on that they name."""
         self.abandoned_at: int | None = None
@@ -183,12 +185,11 @@ class Simulation(Scheduler):
             for number in self.omitted
             if number not in recorded or stands or (self.loud and has_other_input(self.world.files, number))
         }
-        return (
-            {(self.query, at) for number in kept_back for at in self.omitted[number]}
-            # with a ledger that is lost, and joined anew, went what knew of them
-            if self.said or self.loud or self.joins
-            else set()
-        )
+        # with a ledger that is lost, and joined anew, went what knew of them
+        if not (self.said or self.loud or self.joins):
+            # the error of a second call was caught, and another one has ended the query before it said so again
+            kept_back &= self.refused if stands else set()
+        return {(self.query, at) for number in kept_back for at in self.omitted[number]}
 
     def undocumented(self, files: Folders) -> set[int]:
         """Return the epochs that Spark has decided and the ledger does not know, if nobody has accepted that."""

@@ -112,8 +112,22 @@ def test_a_server_that_answers_no_attempt_at_a_commit_stops_the_query(
         ("KP", 1, ((50, ("leaderless",)), (129, ("failover", "K", 1)), (133, ("leaderless",)))),
         # a transaction of a done epoch is open again between a look and the abort of what it has shown
         ("K", 0, ((66, ("failover", "K", 3)), (125, ("back", "K", 3)))),
+        # the caller catches the refusal of a second call, and another error ends the query before it is said again
+        ("T", 1, ((52, ("swallow",)), (57, ("double",)), (121, ("swallow",)))),
+        # another program changes documents, and the query stops before it writes their keys again
+        ("F", 0, ((36, ("outside", "F")), (66, ("restore", 0, 0, 1)))),
+        ("F", 2, ((85, ("outside", "F")), (88, ("ledger", -1)))),
     ],
-    ids=["prepared again", "opened again", "cut off", "an end is lost", "set back before an abort"],
+    ids=[
+        "prepared again",
+        "opened again",
+        "cut off",
+        "an end is lost",
+        "set back before an abort",
+        "a refusal is caught",
+        "documents of an older copy are changed",
+        "documents are changed and the ledger is lost",
+    ],
 )
 def test_what_random_plans_have_found(sinks: str, schedule: int, plan: plans.Plan) -> None:
     simulation = play(plan, sinks, schedule, WAITING)

@@ -509,6 +509,25 @@ FINDINGS: Final = (
             "tests/integration/test_kafka_witness.py::test_an_attempt_whose_first_rows_are_lost_is_refused_however_often_it_is_voted_on",
         ),
     ),
+    Finding(
+        "simulation",
+        "9503ca3b89ff",
+        SIMULATION,
+        "The query stopped for an older or lost ledger. Another program had changed all documents of an index before, "
+        "and what it had changed was counted as lost by us.",
+        ("UNRECOVERABLE F",),
+        ("tests/simulation/test_faults.py::test_what_random_plans_have_found",),
+    ),
+    Finding(
+        "simulation",
+        "9503ca3b89ff",
+        SIMULATION,
+        "The user's function called twice in an epoch and caught the error, which says that rows of the second call "
+        "may be in no sink. An error of the checkpoint's store ended the query before the first one could do it, and "
+        "the rows were counted as lost in silence.",
+        ("LOST T",),
+        ("tests/simulation/test_faults.py::test_what_random_plans_have_found",),
+    ),
 )
 """In the order of the runs."""
 
