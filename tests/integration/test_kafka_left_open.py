@@ -15,6 +15,7 @@ from kafka_kit import (
     commit,
     committing,
     epoch,
+    id_state,
     identity,
     prepare,
     read_all,
@@ -26,7 +27,6 @@ from kafka_kit import (
 from waiting import wait_until
 
 from epochsink.kafka import Kafka
-from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.server import TransactionState
 from epochsink.kafka.transactions import EndTxnResult
 from epochsink.sink import COMMITTED
@@ -99,23 +99,20 @@ def test_what_a_coordinator_leaves_out_is_written_by_the_next_start(
     who, at = identity(), epoch(4)
     with committing(config, who) as committer:
         [part] = vote(committer, at, prepare(config, task(who, at), rows("a", "b")))
-        transaction = KafkaCommittable.from_json(part).transaction
-        transactions, cluster_ = committer.participant._transactions, committer.participant._cluster
-
-        def state() -> TransactionState:
-            described = transactions.describe([transaction.transactional_id], cluster_.deadline())
-            found: TransactionState = described[transaction.transactional_id].state
-            return found
-
+        ours = transaction(part)
+        transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
         cluster.second.kill()
         try:
             # as the commit does, after it has looked: the look needs all leaders
-            answer, _ = transactions.end(transaction, cluster_.deadline(), commit=True)
+            answer, _ = transactions.end(ours, deadline, commit=True)
             assert answer is EndTxnResult.DECIDED
             if LEAVES_OUT:
-                wait_until(lambda: state() is TransactionState.COMPLETE_COMMIT, "the coordinator is done")
+                wait_until(
+                    lambda: id_state(committer, ours.transactional_id) is TransactionState.COMPLETE_COMMIT,
+                    "the coordinator is done",
+                )
             else:
-                assert state() is TransactionState.PREPARE_COMMIT
+                assert id_state(committer, ours.transactional_id) is TransactionState.PREPARE_COMMIT
         finally:
             cluster.second.start()
     for _ in range(2):
@@ -134,15 +131,14 @@ def test_the_left_out_end_of_an_abort_does_not_hold_readers_back(cluster: Cluste
     orphan = transaction(prepare(config, task(who, at, partition=1), rows("orphan")))
     with committing(config, identity(2, query_id=who.query_id)) as committer:
         transactions, deadline = committer.participant._transactions, committer.participant._cluster.deadline()
-
-        def is_done() -> bool:
-            [described] = transactions.describe([orphan.transactional_id], deadline).values()
-            return not LEAVES_OUT or described.state is TransactionState.COMPLETE_ABORT
-
         cluster.second.kill()
         try:
             transactions.fence_off([orphan], deadline)
-            wait_until(is_done, "the coordinator is done")
+            if LEAVES_OUT:
+                wait_until(
+                    lambda: id_state(committer, orphan.transactional_id) is TransactionState.COMPLETE_ABORT,
+                    "the coordinator is done",
+                )
         finally:
             cluster.second.start()
         [part] = vote(committer, at, prepare(config, task(who, at), rows("a", "b")))

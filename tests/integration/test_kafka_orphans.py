@@ -5,7 +5,6 @@ The brokers do not ask the coordinator about rows that arrive, as before Kafka 3
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from kafka_kit import (
     commit,
     committing,
     epoch,
+    id_state,
     identity,
     prepare,
     prepare_kept,
@@ -83,9 +83,7 @@ def end_as_an_operator(committer: OneSink, sink: Kafka) -> None:
 
 
 def state_of(committer: OneSink, of: Task) -> TransactionState:
-    name = str(transactional_id(of, bounded=True))
-    found: TransactionState = committer.participant._transactions.describe([name], time.monotonic() + 5)[name].state
-    return found
+    return id_state(committer, str(transactional_id(of, bounded=True)))
 
 
 @pytest.mark.parametrize("end", [sweep, end_as_an_operator])

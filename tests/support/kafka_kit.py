@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.kafka.committable import Transaction
+    from epochsink.kafka.server import TransactionState
     from epochsink.sink import Committable, LastDone, Rows, Verdict
     from epochsink_devkit.services import KafkaService
 
@@ -97,6 +98,13 @@ def vote(committer: OneSink, at: Epoch, *parts: Committable) -> list[Committable
 
 def transaction(part: Committable) -> Transaction:
     return KafkaCommittable.from_json(part).transaction
+
+
+def id_state(committer: OneSink, name: str) -> TransactionState:
+    """Return the state of a transactional id at its coordinator."""
+    participant = committer.participant
+    state: TransactionState = participant._transactions.describe([name], participant._cluster.deadline())[name].state
+    return state
 
 
 _TASK = """
