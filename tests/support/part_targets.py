@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -32,6 +33,8 @@ PLACE: Final = ["src_part", "src_off"]
 ASIDE: Final = {"on_rejected": "dead_letter", "letters_limit": 0.9}
 
 PARTS: Final = {"part_table", "part_topic", "part_index"}
+_ENDS_SECONDS: Final = 10.0
+"""How long readers of a topic may wait at the end: a coordinator answers before it writes a transaction's end."""
 
 Place = tuple[int, int]
 """A row's partition and offset in the source."""
@@ -132,6 +135,16 @@ class PartTargets:
         found = self._rows('SELECT key, "rows", total, latest FROM counts')
         return {key: (rows, total, latest) for key, rows, total, latest in found}
 
+    def held_back(self) -> list[str]:
+        """Return the partitions whose readers are still held back after a while: what stands there is not lost."""
+        deadline = time.monotonic() + _ENDS_SECONDS
+        readers = [KafkaReader(self._servers, topic) for topic in (PART, LETTERS)] if self._servers else []
+        while True:
+            held = [what for reader in readers for kind, what in reader.leftovers() if kind == "pin"]
+            if not held or time.monotonic() > deadline:
+                return held
+            time.sleep(0.1)
+
     def _rows(self, query: LiteralString, *values: object) -> list[Any]:
         with psycopg.connect(self._dsn) as connection:
             try:
@@ -177,9 +190,13 @@ def _place(row: Mapping[str, Any], target: str) -> Place:
 
 @dataclass
 class Findings:
-    """What was found wrong, by sink and kind. ``letters`` counts those that the part targets have in the end."""
+    """What was found wrong, by sink and kind. ``letters`` counts those that the part targets have in the end.
+
+    ``held_back`` are the partitions whose readers are held back in the end.
+    """
 
     wrong: Counter[tuple[str, str]]
+    held_back: list[str] = field(default_factory=list)
     looks: int = 0
     letters: int = 0
 
@@ -206,6 +223,7 @@ class Findings:
         places = {(row["src_part"], row["src_off"]) for row in source}
         without_key = {(part, off) for part, off in places if off % 7 == 3}
         # all of it first: whoever meets a target that cannot be read asks again, and nothing is counted twice
+        self.held_back = targets.held_back()
         appended, letters = targets.appended(), targets.without_key()
         keyed, counts = targets.keyed(), targets.counts()
         self.letters = sum(
@@ -235,4 +253,5 @@ class Findings:
     @property
     def shown(self) -> list[str]:
         """What is wrong."""
-        return [f"{count} {kind} in {name}" for (name, kind), count in sorted(self.wrong.items()) if count]
+        wrong = [f"{count} {kind} in {name}" for (name, kind), count in sorted(self.wrong.items()) if count]
+        return [f"readers are held back: {what}" for what in self.held_back] + wrong

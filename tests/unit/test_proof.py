@@ -150,6 +150,7 @@ class Held(PartTargets):
 
     def __init__(self, ends: dict[int, int]) -> None:
         source = WORKLOAD.source(ends).to_pylist()
+        self.held: list[str] = []
         self.rows = Counter((row["src_part"], row["src_off"]) for row in source)
         self.letters = Counter({place: 1 for place in self.rows if place[1] % 7 == 3})
         newest = {row["key"]: row for row in source if row["src_off"] % 7 != 3}
@@ -174,15 +175,19 @@ class Held(PartTargets):
     def counts(self) -> dict[int, tuple[int, int, int]]:
         return self.sums
 
+    def held_back(self) -> list[str]:
+        return self.held
+
 
 def test_the_options_runner_names_what_is_wrong() -> None:
-    """Once for each kind: a row lost and one doubled, an older row of a key, a sum that was added twice."""
+    """Once for each kind: readers held back, a row lost, one doubled, an older row of a key, a sum added twice."""
     ends = {0: 90, 1: 70}
     exact = Findings(Counter())
     exact.final(Held(ends), ends)
     assert exact.shown == []
 
     held, found = Held(ends), Findings(Counter())
+    held.held = ["partition 0 of wide: last stable offset 7, high watermark 8"]
     del held.rows[0, 7]
     held.rows[1, 3] += 1
     del held.letters[1, 3]
@@ -192,6 +197,7 @@ def test_the_options_runner_names_what_is_wrong() -> None:
     held.sums[key] = (2 * rows, 2 * total, latest)
     found.final(held, ends)
     assert found.shown == [
+        "readers are held back: partition 0 of wide: last stable offset 7, high watermark 8",
         "1 other in counts",
         "1 lost in letters",
         "1 other in newest",
