@@ -109,26 +109,30 @@ class TransactionSweep:
         aborted = self._aborted(left, recorded, deadline) if left else {}
         refusal = self._write_aborts(parts, aborted, deadline) if aborted else ""
         for each in left if refusal else left - aborted.keys():
-            self._told.add(each.producer_id)
-            topic, partition = unknown[each]
-            log.warning(
-                "read_committed readers of %s-%d wait for an open transaction (producer %d, epoch %d) that no "
-                "coordinator lists: %s. Find out: kafka-transactions.sh --bootstrap-server %s find-hanging "
-                "--topic %s --partition %d. If other queries write to this topic, start them first: it may be a commit "
-                "of theirs (KAFKA-20734). End what is still shown then by the tool's command 'abort'",
-                topic,
-                partition,
-                *each,
-                f"it was aborted, and this user may not write its end ({refusal}), for want of the right to alter the "
-                "cluster (operation Alter, resource Cluster)"
-                if each in aborted
-                else "either no coordinator knows it, and it never ends by itself, or this user may not DESCRIBE its "
-                "transactional id",
-                self._cluster.servers,
-                topic,
-                partition,
-            )
+            self._tell(each, unknown[each], refusal if each in aborted else "")
         return [] if refusal else [f"wrote the left-out end of aborted transaction {aborted[each]}" for each in aborted]
+
+    def _tell(self, producer: Producer, held: Partition, refusal: str) -> None:
+        """Warn of a transaction that this driver does not end; ``refusal`` says why it may not."""
+        self._told.add(producer.producer_id)
+        topic, partition = held
+        log.warning(
+            "read_committed readers of %s-%d wait for an open transaction (producer %d, epoch %d) that no "
+            "coordinator lists: %s. Find out: kafka-transactions.sh --bootstrap-server %s find-hanging "
+            "--topic %s --partition %d. If other queries write to this topic, start them first: it may be a commit "
+            "of theirs (KAFKA-20734). End what is still shown then by the tool's command 'abort'",
+            topic,
+            partition,
+            *producer,
+            f"it was aborted, and this user may not write its end ({refusal}), for want of the right to alter the "
+            "cluster (operation Alter, resource Cluster)"
+            if refusal
+            else "either no coordinator knows it, and it never ends by itself, or this user may not DESCRIBE its "
+            "transactional id",
+            self._cluster.servers,
+            topic,
+            partition,
+        )
 
     def _aborted(
         self, opened: Collection[Producer], recorded: Callable[[], Recorded], deadline: float
