@@ -8,18 +8,15 @@ import re
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+import tomllib
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
-import pyspark
 import pytest
 
 from epochsink.errors import ServiceError
 from epochsink_devkit.services import artifacts, cache, spark_ivy_settings, versions
 from epochsink_devkit.services.versions import Artifact, Bundle
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTENT = b"a jar"
 GOOD = Artifact("org.example", "thing", "1.0", hashlib.sha256(CONTENT).hexdigest())
@@ -57,17 +54,28 @@ def ivy_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("told", "message", "hint"),
+    ("told", "message", "installed", "hint"),
     [
         (
-            f"org.apache.spark#spark-sql-kafka-0-10_2.13;{pyspark.__version__}",
-            f"the registry has no org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}",
-            "pip install 'pyspark<",
+            "org.apache.spark#spark-sql-kafka-0-10_2.13;4.3.0",
+            "the registry has no org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0",
+            "4.3.0",
+            f"pip install pyspark=={versions.LOCKED_SPARK}",
         ),
-        ("org.example#thing;1.0", "the registry has no org.example:thing:1.0", "mirror"),
+        (
+            f"org.apache.spark#spark-sql-kafka-0-10_2.13;{versions.LOCKED_SPARK}",
+            "the registry has no org.apache.spark:spark-sql-kafka-0-10_2.13",
+            versions.LOCKED_SPARK,
+            "mirror",
+        ),
+        ("org.example#thing;1.0", "the registry has no org.example:thing:1.0", "4.3.0", "mirror"),
     ],
 )
-def test_an_artifact_that_the_registry_lacks_is_named(ivy_that_fails: Path, told: str, message: str, hint: str) -> None:
+def test_an_artifact_that_the_registry_lacks_is_named(
+    ivy_that_fails: Path, monkeypatch: pytest.MonkeyPatch, told: str, message: str, installed: str, hint: str
+) -> None:
+    """And what to install is a version that has it: the next older one may lack it, too."""
+    monkeypatch.setattr("pyspark.__version__", installed)
     ivy_that_fails.write_text("99")
     ivy_that_fails.with_name("told").write_text(f":: {told}: not found")
     with pytest.raises(ServiceError, match=re.escape(message)) as caught:
@@ -106,6 +114,13 @@ def test_a_jar_that_nobody_has_recorded_is_refused(ivy_that_fails: Path) -> None
     with pytest.raises(ServiceError, match="expected none"):
         artifacts.fetch(Bundle("thing-1.0", (unpinned,)))
     assert artifacts.fetch(Bundle("thing-1.0", (unpinned,), locked=False)).is_dir()
+
+
+def test_the_demo_installs_a_pyspark_whose_kafka_source_is_published() -> None:
+    """Nor do the tests run on another one."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert f"pyspark<={versions.LOCKED_SPARK}" in project["project"]["optional-dependencies"]["demo"]
+    assert f"pyspark[connect]=={versions.LOCKED_SPARK}" in project["dependency-groups"]["dev"]
 
 
 def test_the_recorded_digests_agree() -> None:

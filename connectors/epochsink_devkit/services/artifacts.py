@@ -161,9 +161,8 @@ def _unfetched(bundle: Bundle, told: str) -> ServiceError:
             hint="check that this machine reaches Maven Central; what was fetched is kept, so try again",
         )
     hint = "if your registry is a mirror, have it fetch them from Maven Central"
-    if any(name.startswith("org.apache.spark:") and name.endswith(f":{pyspark.__version__}") for name in missing):
-        minor = ".".join(pyspark.__version__.split(".")[:2])
-        hint = f"install a PySpark whose jars the registry has: pip install 'pyspark<{minor}'"
+    if pyspark.__version__ != LOCKED_SPARK and any(name.startswith("org.apache.spark:") for name in missing):
+        hint = f"install the newest PySpark for which they were published: pip install pyspark=={LOCKED_SPARK}"
     return ServiceError(f"could not fetch {bundle.name}: the registry has no {', no '.join(missing)}", hint=hint)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epochsink_devkit.services import LocalElasticsearch, versions
-from versions.environments import CHOSEN, KAFKA_SOURCE, Environment, all_in
+from versions.environments import CHOSEN, Environment, all_in, for_demo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,11 +39,11 @@ def environment(with_postgres_only: Environment) -> Environment:
     return with_postgres_only
 
 
-@pytest.fixture(scope="session", params=[name for name in CHOSEN if name == KAFKA_SOURCE])
-def with_kafka_source(request: pytest.FixtureRequest) -> Environment:
-    """Return the environment of the PySpark whose Kafka source is tried, with the extra [demo]."""
-    made = _chosen(request.param)
-    made.install("demo")
+@pytest.fixture(scope="session", params=[name for name in CHOSEN if name in ("oldest", "newest")])
+def with_demo(request: pytest.FixtureRequest) -> Environment:
+    """Return a fresh environment into which only the wheel was installed, with the extra [demo]."""
+    made = for_demo(_chosen(request.param))
+    made.make("demo")
     return made
 
 

@@ -25,8 +25,6 @@ VERSIONS: Final[dict[str, tuple[str, ...]]] = {
     "4.2": ("pyspark==4.2.*",),
 }
 """What pip is told besides the wheel. Nothing is pinned but where the name says so."""
-KAFKA_SOURCE: Final = "oldest"
-"""Where Spark's Kafka source and the demo are tried, too. The full tests run on the newest PySpark with that source."""
 CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "oldest": ("pyspark-client==4.0.0", "-c", str(OLDEST)),
     "newest": ("pyspark-client<4.4",),
@@ -61,12 +59,12 @@ class Environment:
         """Its interpreter."""
         return self.folder / "bin" / "python"
 
-    def make(self) -> None:
-        """Make it anew: with the extras [spark,postgres], or for a client without a JVM."""
+    def make(self, extras: str = "spark,postgres") -> None:
+        """Make it anew, with these extras, or for a client without a JVM."""
         shutil.rmtree(self.folder, ignore_errors=True)
         subprocess.run([_python(self.name), "-m", "venv", self.folder], check=True, env=_environment())
         if self.has_jvm:
-            self.install("spark,postgres")
+            self.install(extras)
         else:
             self.pip(str(self.wheel), *CLIENTS[self.name])
 
@@ -129,6 +127,11 @@ def _works(python: str) -> bool:
 def all_in(wheel: Path, folder: Path) -> dict[str, Environment]:
     """Return the environments that were chosen, by name."""
     return {name: Environment(name, folder / name, wheel) for name in CHOSEN}
+
+
+def for_demo(environment: Environment) -> Environment:
+    """Return the environment for the extra [demo], which may want an older PySpark, whose Kafka source is published."""
+    return replace(environment, folder=environment.folder.with_name(f"{environment.name}-demo"))
 
 
 def client_of(environment: Environment) -> Environment:

@@ -1,4 +1,4 @@
-"""What reads Spark's own Kafka source, on the oldest PySpark: a pipeline that is killed, and the demo."""
+"""What reads Spark's own Kafka source, in the environment of the demo: a pipeline that is killed, and the demo."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CRASHES: Final = (
 
 
 def test_a_killed_pipeline_from_kafkas_source_is_exactly_once(
-    with_kafka_source: Environment, kafka: KafkaService, postgres: PostgresService, tmp_path: Path
+    with_demo: Environment, kafka: KafkaService, postgres: PostgresService, tmp_path: Path
 ) -> None:
     """By the verdict of the checker, whose readers look on all the time."""
     servers, name = kafka.bootstrap_servers, f"killed_{uuid.uuid4().hex[:8]}"
@@ -42,7 +42,7 @@ def test_a_killed_pipeline_from_kafkas_source_is_exactly_once(
         "topic": {"kind": "Kafka", "bootstrap_servers": servers, "topic": name, "key": "cast(key AS string)"},
         "table": {"kind": "Postgres", "dsn": postgres.dsn, "table": name},
     }
-    python = str(with_kafka_source.python)
+    python = str(with_demo.python)
     with Harness(tmp_path, kafka, f"{name}_source", python=python, jvm_options=JVM_OPTIONS, sinks=sinks) as harness:
         harness.read(CheckedTarget("topic", atomic=False), KafkaReader(servers, name))
         harness.read(CheckedTarget("table"), PostgresReader(postgres.dsn, name))
@@ -54,11 +54,11 @@ def test_a_killed_pipeline_from_kafkas_source_is_exactly_once(
     assert report.counts["source rows"] == len(CRASHES) * 2 * ROWS_FED
 
 
-def test_the_demo_runs(with_kafka_source: Environment, tmp_path: Path) -> None:
+def test_the_demo_runs(with_demo: Environment, tmp_path: Path) -> None:
     """It kills each of its pipelines once; the one that writes as users do without epochsink has duplicates."""
     page = tmp_path / "demo.html"
     asked: list[str | Path] = ["demo", "--quick", "--json", "--orders", "2000", "--page", page]
-    done = with_kafka_source.run("epochsink", *asked, folder=tmp_path)
+    done = with_demo.run("epochsink", *asked, folder=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     results = {result["pipeline"]: result for result in json.loads(done.stdout)["results"]}
     assert results.keys() == {"epochsink", "plain", "upsert"}
