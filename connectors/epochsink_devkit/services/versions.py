@@ -267,7 +267,7 @@ def postgres_bundle(machine: str | None = None) -> Bundle:
 
 
 LOCKED_SPARK = "4.2.0"
-"""The newest PySpark whose Kafka source is published. jars.sha256 has every jar of that, and of HDFS with its Hadoop."""
+"""The newest PySpark whose Kafka source is published. jars.sha256 has its jars, and those of HDFS with its Hadoop."""
 
 
 def spark_kafka() -> Artifact:
