@@ -6,7 +6,8 @@ run, so a history stands for every one that leaves these files: processes that d
 transactions that are aborted. Each transaction that is prepared again is followed in a replay of its own.
 
 A history begins, and begins anew, with a driver that takes a ledger in which every epoch is done: all that came before
-it is one state. An entry that the specification does not have ends what is replayed up to the next such driver.
+it is one state. An entry that the specification does not have ends what is replayed up to the next such driver, and so
+does an operator's command that takes the ledger.
 """
 
 from __future__ import annotations
@@ -132,19 +133,27 @@ class _Follower:
                 self._end("a gap")
             previous = number
             if kind == "take":
-                # another one of the same driver sums up what came before
-                if not self._begun or entry.content["generation"] != self._generation:
-                    if not self._begun or not self._ledger.pending:
-                        yield from self._ended()
-                        self._begin(entry.content)
-                    if self._begun:
-                        self._take(entry)
+                yield from self._taken(entry)
             elif self._begun and kind not in NOTED:
                 self._add(kind, entry)
         if self._begun:
             count = max(0, self._recorded.count - self._base)
             self._events.append(("decided_within", count, count))
         yield from self._ended()
+
+    def _taken(self, entry: Entry) -> Iterator[list[Event]]:
+        if command := entry.content.get("purpose"):
+            # it may apply again what is done, and the specification has no commands
+            if self._begun:
+                self._end(f"a take by '{command}'")
+            return
+        # another one of the same driver sums up what came before
+        if not self._begun or entry.content["generation"] != self._generation:
+            if not self._begun or not self._ledger.pending:
+                yield from self._ended()
+                self._begin(entry.content)
+            if self._begun:
+                self._take(entry)
 
     def _ended(self) -> Iterator[list[Event]]:
         if self._events:

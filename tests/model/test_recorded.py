@@ -192,7 +192,9 @@ def test_what_the_engine_has_recorded_is_allowed(recorded: Recorded) -> None:
 @pytest.mark.parametrize("forge", FORGED, ids=lambda forge: forge.__name__)
 def test_what_is_forged_is_refused_with_both_sides(recorded: Recorded, forge: Forge) -> None:
     forge(recorded)
-    with pytest.raises(Refused, match=r"(?s)observed:.*\^ not allowed.*allowed by the specification:.*in the states:"):
+    with pytest.raises(
+        Refused, match=r"(?s)observed, the last .*\^ not allowed.*allowed by the specification:.*in the states:"
+    ):
         recorded.replay()
     assert len(recorded.refusals()) == 1
 
@@ -215,6 +217,14 @@ def test_what_nobody_has_read_before_it_was_removed_is_left_out_and_counted(reco
     del recorded.entries[place(recorded, "prepared", 1)]
     assert not recorded.refusals()
     assert recorded.ends == {"a gap": 1}
+
+
+def test_an_operators_command_ends_a_history_also_when_an_epoch_is_pending(recorded: Recorded) -> None:
+    """It prepares again what is done: that a driver does so is refused, see `prepared_again_when_it_is_done`."""
+    change(recorded, place(recorded, "take", nth=1), purpose="epochsink repair")
+    moved(recorded, place(recorded, "replay", 2), place(recorded, "done", 2))
+    assert not recorded.refusals()
+    assert recorded.ends == {"a take by 'epochsink repair'": 1}
 
 
 def test_an_entry_that_the_specification_does_not_have_ends_a_history(recorded: Recorded) -> None:

@@ -22,6 +22,7 @@ OBSERVED: Final = frozenset({"take", "append", "plan", "decide", "stop", "end", 
 """The steps that happen when they are observed, and at no other time."""
 STARTS: Final = ("take", "compare", "sweep", "recover", "plan")
 LONGEST: Final = 10**6
+EVENTS_SHOWN, PARTS_SHOWN = 12, 4
 TAKE: Final = ("append", "take")
 """A late one: what is observed says which generation it gets."""
 Event = tuple[Any, ...]
@@ -484,6 +485,28 @@ class Traces:
 
 
 def _refusal(before: Possible, shown: list[Event]) -> str:
-    lines = ["observed:", *(f"  {' '.join(map(str, event))}" for event in shown), "  ^ not allowed"]
-    stored = {str(s._replace(drivers=())) for s in before.states}
-    return "\n".join([*lines, "allowed by the specification:", *before.expected(), "in the states:", *sorted(stored)])
+    events = [" ".join([name, *map(_short, details)]) for name, *details in shown[-EVENTS_SHOWN:]]
+    stored = {_short(s._replace(drivers=())) for s in before.states}
+    return "\n  ".join(
+        [
+            f"observed, the last of {len(shown)}:",
+            *events,
+            "^ not allowed\nallowed by the specification:",
+            *before.expected(),
+            "in the states:",
+            *sorted(stored),
+        ]
+    )
+
+
+def _short(value: Any) -> str:
+    """Return a value as Python writes it, with the last parts alone of what has many."""
+    if not isinstance(value, tuple | frozenset):
+        return repr(value)
+    names = [f"{name}=" for name in getattr(value, "_fields", ())]
+    parts = [*map(_short, value)]
+    if names:
+        return f"{type(value).__name__}({', '.join(map(''.join, zip(names, parts, strict=True)))})"
+    if isinstance(value, frozenset):
+        parts.sort()
+    return f"({', '.join(['...'] * (len(parts) > PARTS_SHOWN) + parts[-PARTS_SHOWN:])})"
