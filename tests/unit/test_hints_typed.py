@@ -39,7 +39,7 @@ SEARCH = "the search"
 STATES = States()
 NOT_TYPED = {
     "errors.py LOOK_FIRST: status": "the line `Type: ` of most errors: typed in each state, before the hint's commands",
-    "kafka/sweep.py _end_others: kafka-transactions.sh": "Kafka's own program, which is not part of this package",
+    "kafka/sweep.py _tell: kafka-transactions.sh": "Kafka's own program, which is not part of this package",
 }
 """Commands that no state shows by itself, each with the reason."""
 
