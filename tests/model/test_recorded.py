@@ -193,7 +193,7 @@ def test_what_the_engine_has_recorded_is_allowed(recorded: Recorded) -> None:
 def test_what_is_forged_is_refused_with_both_sides(recorded: Recorded, forge: Forge) -> None:
     forge(recorded)
     with pytest.raises(
-        Refused, match=r"(?s)observed, the last .*\^ not allowed.*allowed by the specification:.*in the states:"
+        Refused, match=r"(?s)observed, the last of \d+:.*\^ not allowed.*allowed by the specification:.*in the states:"
     ):
         recorded.replay()
     assert len(recorded.refusals()) == 1
